@@ -1,0 +1,154 @@
+#pragma once
+/// The memory of rows: arenas and staging on the GPU, the host store behind them; owned or borrowed.
+
+#include <ebb/capacity.hpp>
+#include <ebb/geometry.hpp>
+#include <ebb/page_mover.hpp>
+
+#include <limits>
+#include <span>
+#include <vector>
+
+namespace ebb {
+
+/// A source's rows in one memory: address a is at `page_layout` offsets from `base`, pages `frame_stride` bytes apart.
+struct arena_view {
+  std::byte* base = nullptr;
+  std::int64_t frame_stride = 0;
+};
+
+/// What the memory must hold.
+struct arena_sizes {
+  int frames;
+  int host_pages;
+  int staging_slots;   ///< row slots of one request in a plane, a multiple of the rows per page of every source
+  int max_batch;
+  host_kind host = host_kind::managed;
+  std::span<arena_view const> borrowed = {};
+  std::byte* host_memory = nullptr;
+};
+
+/// Owns or borrows all row memory of an instance. Move-only through its memory handles.
+/// Owned: `[arena of source 0] … [staging planes]` in one reservation, so that a staged row has a row address from every source's base.
+/// Borrowed: every arena holds, behind its frames, one zeroed frame where the metadata is packed, and staging frames of its own.
+template <policy P, space S>
+class arenas {
+ public:
+  static constexpr int zero_frames = P::metadata::packed ? 1 : 0;
+
+  arenas(S const& space, geometry<P> const& geo, arena_sizes const& sizes) : geo_{geo}, sizes_{sizes} {
+    for (int s = 0; s < geo.sources(); ++s) widest_ = geo.rows_per_page(s) > widest_.rows ? geo.layout(s) : widest_;
+    if (sizes.borrowed.empty()) {
+      own(space);
+    } else {
+      borrow();
+    }
+    place_host(space);
+    publish(space);
+  }
+
+  source_view const& view(int source) const { return views_[static_cast<std::size_t>(source)]; }
+  /// The views of all local sources in device memory.
+  source_view const* on_device() const { return reinterpret_cast<source_view const*>(device_views_.get()); }
+  /// Bytes of GPU memory for rows: owned ones, staging among them.
+  std::int64_t gpu_bytes() const { return gpu_bytes_; }
+  std::int64_t host_bytes() const { return host_bytes_; }
+  std::byte* host_base() const { return views_.front().host; }
+
+  /// Frames that a borrowed arena of a source must have in all.
+  int frames_in_arena(int source) const {
+    return sizes_.frames + zero_frames + static_cast<int>(std::int64_t{sizes_.max_batch} * sizes_.staging_slots / geo_.rows_per_page(source));
+  }
+
+ private:
+  void own(S const& space) {
+    static_assert(geometry_of<P>::staging_shareable(),
+                  "ebb policy: `page_multiple` pads sources of different ratio differently, so they cannot share staging; use 1");
+    int planes = sizes_.staging_slots > 0 ? staging_planes(geo_.largest_set()) : 0;
+    std::int64_t const plane = std::int64_t{sizes_.max_batch} * (sizes_.staging_slots / widest_.rows) * widest_.stride;
+    std::vector<std::int64_t> at;
+    std::int64_t total = 0;
+    for (int s = 0; s < geo_.sources(); ++s) {
+      at.push_back(total);
+      std::int64_t const bytes = std::int64_t{sizes_.frames + zero_frames} * geo_.layout(s).stride;
+      total += (bytes + widest_.stride - 1) / widest_.stride * widest_.stride;
+    }
+    std::int64_t const staging = total;
+    gpu_bytes_ = staging + planes * plane;
+    memory_ = space.device_memory(static_cast<std::size_t>(gpu_bytes_));
+    for (int set = 0; set < geo_.sets(); ++set) {
+      for (int k = 0; k < geo_.sources_of_set(set); ++k) {
+        int const s = geo_.source_of_set(set, k);
+        page_layout const layout = geo_.layout(s);
+        std::int64_t const rows_to_staging = (staging + (planes > 0 ? k : 0) * plane - at[static_cast<std::size_t>(s)]) / layout.stride * layout.rows;
+        std::int64_t const last = rows_to_staging + std::int64_t{sizes_.max_batch} * sizes_.staging_slots;
+        require(last <= std::numeric_limits<std::int32_t>::max(), "frames", sizes_.frames,
+                "so many that every row has an int32 address; source " + std::to_string(index(geo_.id_of_source(s))) + " would need row " + std::to_string(last));
+        add(s, memory_.get() + at[static_cast<std::size_t>(s)], layout, static_cast<std::int32_t>(rows_to_staging));
+      }
+    }
+  }
+
+  void borrow() {
+    require(static_cast<int>(sizes_.borrowed.size()) == geo_.sources(), "arenas", static_cast<long long>(sizes_.borrowed.size()),
+            "one for each local source: " + std::to_string(geo_.sources()));
+    for (int s = 0; s < geo_.sources(); ++s) {
+      arena_view const given = sizes_.borrowed[static_cast<std::size_t>(s)];
+      page_layout layout = geo_.layout(s);
+      int const width = layout.width();
+      require(given.base != nullptr && reinterpret_cast<std::uintptr_t>(given.base) % static_cast<unsigned>(width) == 0, "arenas: base alignment",
+              static_cast<long long>(reinterpret_cast<std::uintptr_t>(given.base) % static_cast<unsigned>(width)),
+              "a multiple of " + std::to_string(width) + " bytes for rows of " + std::to_string(P::row.total()));
+      require(given.frame_stride >= layout.stride && given.frame_stride % width == 0, "arenas: frame_stride", given.frame_stride,
+              "at least " + std::to_string(layout.stride) + " and a multiple of " + std::to_string(width));
+      layout.stride = given.frame_stride;
+      std::int64_t const staging = std::int64_t{sizes_.frames + zero_frames} * layout.rows;
+      std::int64_t const last = staging + std::int64_t{sizes_.max_batch} * sizes_.staging_slots;
+      require(last <= std::numeric_limits<std::int32_t>::max(), "frames", sizes_.frames, "so many that every row has an int32 address");
+      add(s, given.base, layout, static_cast<std::int32_t>(staging));
+    }
+  }
+
+  void add(int s, std::byte* base, page_layout layout, std::int32_t staging) {
+    if (views_.empty()) views_.resize(static_cast<std::size_t>(geo_.sources()));
+    views_[static_cast<std::size_t>(s)] = {base, layout, nullptr, geo_.layout(s), static_cast<std::int32_t>((sizes_.frames + zero_frames) * layout.rows), staging, s};
+  }
+
+  /// Source-major: [source][host page].
+  void place_host(S const& space) {
+    for (int s = 0; s < geo_.sources(); ++s) host_bytes_ += std::int64_t{sizes_.host_pages} * geo_.layout(s).stride;
+    std::byte* at = sizes_.host_memory;
+    if (at == nullptr) {
+      host_ = space.history_memory(static_cast<std::size_t>(host_bytes_), sizes_.host);
+      at = host_.get();
+    }
+    require(reinterpret_cast<std::uintptr_t>(at) % 16 == 0, "host_memory: alignment", static_cast<long long>(reinterpret_cast<std::uintptr_t>(at) % 16), "a multiple of 16 bytes");
+    for (source_view& v : views_) {
+      v.host = at;
+      at += std::int64_t{sizes_.host_pages} * v.host_layout.stride;
+    }
+  }
+
+  void publish(S const& space) {
+    static_assert(sizeof(source_view) % sizeof(std::uint64_t) == 0 && std::is_trivially_copyable_v<source_view>);
+    std::size_t const bytes = views_.size() * sizeof(source_view);
+    auto const staged = space.shared_memory(bytes);
+    std::memcpy(staged.get(), views_.data(), bytes);
+    device_views_ = space.device_memory(bytes);
+    auto const stream = space.make_stream();
+    space.run(stream, 1, words_body{reinterpret_cast<std::uint64_t const*>(staged.get()), reinterpret_cast<std::uint64_t*>(device_views_.get()), static_cast<int>(bytes / 8)});
+    space.synchronize(space.record(stream));
+  }
+
+  geometry<P> geo_;
+  arena_sizes sizes_;
+  page_layout widest_{};
+  std::shared_ptr<std::byte> memory_;
+  std::shared_ptr<std::byte> host_;
+  std::shared_ptr<std::byte> device_views_;
+  std::vector<source_view> views_;
+  std::int64_t gpu_bytes_ = 0;
+  std::int64_t host_bytes_ = 0;
+};
+
+}  // namespace ebb

@@ -1,0 +1,58 @@
+#pragma once
+/// What callers are told: mistakes as exceptions with name, value and range; shortages as results with numbers.
+
+#include <ebb/config.hpp>
+
+#include <cuda/std/expected>
+
+#include <stdexcept>
+#include <string>
+
+namespace ebb {
+
+/// The pools a call can run short of. `tokens`: longer than `max_tokens`.
+enum class pool { requests, frames, host_pages, tokens };
+
+constexpr char const* name(pool p) {
+  switch (p) {
+    case pool::requests: return "requests";
+    case pool::frames: return "frames";
+    case pool::host_pages: return "host pages";
+    default: return "tokens";
+  }
+}
+
+/// Not enough of `pool`: what the call wanted, what is free for it, and what revoking every loan would add to that.
+struct shortage {
+  ebb::pool pool;
+  long long wanted;
+  long long free;
+  long long revocable;
+  bool ever;  ///< false: it can never fit, waiting is in vain
+
+  std::string message() const {
+    return std::string{"not enough "} + name(pool) + ": wanted " + std::to_string(wanted) + ", free " + std::to_string(free) + ", revocable " +
+           std::to_string(revocable) + (ever ? "" : " (can never fit)");
+  }
+};
+
+template <class T>
+using outcome = cuda::std::expected<T, shortage>;
+using refused = cuda::std::unexpected<shortage>;
+
+/// The throwing twin: the value, or std::runtime_error with the shortage's message.
+template <class T>
+T or_throw(outcome<T> const& result) {
+  if (!result) throw std::runtime_error(result.error().message());
+  return *result;
+}
+
+/// Throws std::invalid_argument "NAME is VALUE; legal: RANGE" unless `legal`.
+inline void require(bool legal, char const* argument, std::string const& value, std::string const& range) {
+  if (!legal) throw std::invalid_argument(std::string{argument} + " is " + value + "; legal: " + range);
+}
+inline void require(bool legal, char const* argument, long long value, std::string const& range) {
+  if (!legal) require(false, argument, std::to_string(value), range);
+}
+
+}  // namespace ebb

@@ -1,0 +1,199 @@
+#pragma once
+/// What begin_step leaves on the device for the captured part of a step, and the small bodies that maintain it.
+
+#include <ebb/capacity.hpp>
+#include <ebb/resident_map_ref.hpp>
+#include <ebb/source_view.hpp>
+#include <ebb/team.hpp>
+
+namespace ebb {
+
+/// One request of the running step.
+struct row_record {
+  std::int32_t slot;
+  std::int32_t tail_first;  ///< first page of its tail
+  std::int32_t writable;    ///< tokens up to which it has pages
+};
+
+/// Words in front of the row records: requests in the batch, 1 where all of them are whole, first stamp of the staging table, then the first
+/// stamp of each set's table.
+struct header_words {
+  static constexpr int requests = 0;
+  static constexpr int direct = 1;
+  static constexpr int staging_stamp = 2;
+  static constexpr int set_stamps = 3;
+};
+
+/// The step's state in device memory, at fixed addresses, so that a captured graph finds each step's values there.
+template <policy P>
+struct step_ref {
+  std::uint32_t* header;     ///< header_words
+  row_record* rows;          ///< [max_batch]
+  std::int32_t* committed;   ///< [requests] tokens
+  std::int32_t* hot_frames;  ///< [requests][hot]
+  std::int32_t* bounds;      ///< [max_batch · max_queries] exclusive causal bound, tokens
+  std::int32_t* writes;      ///< [ratios][max_batch · max_queries] row address or −1
+  std::uint32_t* uses;       ///< [requests][pages], null unless the keep order wants them
+  resident_map_ref<P> map;
+  int hot;
+};
+
+/// One map word to change.
+struct map_word {
+  std::int32_t slot;
+  std::int32_t page;
+  map_entry entry;
+};
+struct length_word {
+  std::int32_t slot;
+  std::int32_t tokens;
+};
+
+/// Applies begin_step's upload: item 0 the header, lengths and hot frames, items 1 … the map, 256 words each.
+template <policy P>
+struct apply_body {
+  static constexpr int words_per_item = 256;
+  step_ref<P> step;
+  std::uint32_t const* header;
+  int header_size;
+  row_record const* rows;
+  int row_count;
+  length_word const* lengths;
+  int length_count;
+  std::int32_t const* hot;  ///< per entry: slot, then `step.hot` frames
+  int hot_count;
+  map_word const* map;
+  int map_count;
+
+  EBB_BODY
+  template <team T>
+  EBB_FN void operator()(T const& t, int item) const {
+    if (item > 0) {
+      int const end = item * words_per_item < map_count ? item * words_per_item : map_count;
+      for (int i = (item - 1) * words_per_item + t.rank(); i < end; i += T::width) {
+        map_word const w = map[i];
+        step.map.entries[std::int64_t{w.slot} * step.map.pages + w.page] = w.entry;
+      }
+      return;
+    }
+    for (int i = t.rank(); i < header_size; i += T::width) step.header[i] = header[i];
+    for (int i = t.rank(); i < row_count; i += T::width) step.rows[i] = rows[i];
+    for (int i = t.rank(); i < length_count; i += T::width) step.committed[lengths[i].slot] = lengths[i].tokens;
+    int const words = 1 + step.hot;
+    for (int i = t.rank(); i < hot_count * step.hot; i += T::width) {
+      std::int32_t const* entry = hot + std::int64_t{i / step.hot} * words;
+      step.hot_frames[std::int64_t{entry[0]} * step.hot + i % step.hot] = entry[1 + i % step.hot];
+    }
+  }
+};
+
+/// Head of the captured part: where each query's token is written and how far it may look, from the committed lengths.
+template <policy P>
+struct addresses_body {
+  step_ref<P> step;
+  int queries;
+  int stride;  ///< max_batch · max_queries
+
+  EBB_BODY
+  template <team T>
+  EBB_FN void operator()(T const& t, int item) const {
+    bool const real = item < static_cast<int>(step.header[header_words::requests]);
+    row_record const row = real ? step.rows[item] : row_record{0, 0, 0};
+    for (int j = t.rank(); j < queries; j += T::width) {
+      int const out = item * queries + j;
+      std::int64_t const token = real ? std::int64_t{step.committed[row.slot]} + j : 0;
+      bool const fits = real && token < row.writable;
+      step.bounds[out] = fits ? static_cast<std::int32_t>(token + 1) : 0;
+      int k = 0;
+      for (int r = 1; r <= geometry_of<P>::largest_ratio; ++r) {
+        if (!geometry_of<P>::has_ratio(r)) continue;
+        step.writes[std::int64_t{k++} * stride + out] = fits && (token + 1) % r == 0 ? address(row.slot, token, r) : -1;
+      }
+    }
+  }
+
+ private:
+  EBB_FN std::int32_t address(int slot, std::int64_t token, int ratio) const {
+    map_entry const entry = step.map.at(slot, token / P::page_tokens);
+    int const rows = P::page_tokens / ratio;
+    return entry.frame == frame_id::none ? -1 : index(entry.frame) * rows + static_cast<int>(token / ratio % rows);
+  }
+};
+
+/// end_step: committed lengths grow by what was accepted.
+template <policy P>
+struct commit_body {
+  step_ref<P> step;
+  length_word const* accepted;
+  int count;
+
+  EBB_BODY
+  template <team T>
+  EBB_FN void operator()(T const& t, int) const {
+    for (int i = t.rank(); i < count; i += T::width) step.committed[accepted[i].slot] += accepted[i].tokens;
+  }
+};
+
+/// Empties the tables of some requests: item = slot in the list × set.
+struct clear_body {
+  struct table {
+    std::uint32_t* words;
+    int ways;
+  };
+  std::int32_t const* slots;
+  table const* tables;
+  int sets;
+  std::uint32_t* uses;  ///< null, or use counts to clear, too
+  int pages;
+
+  EBB_BODY
+  template <team T>
+  EBB_FN void operator()(T const& t, int item) const {
+    std::int64_t const slot = slots[item / sets];
+    table const w = tables[item % sets];
+    for (int i = t.rank(); i < w.ways; i += T::width) w.words[slot * w.ways + i] = 0;
+    if (uses == nullptr || item % sets != 0) return;
+    for (int i = t.rank(); i < pages; i += T::width) uses[slot * pages + i] = 0;
+  }
+};
+
+/// Lowers all stamps of a set's tables before they run out: the order of the newest half of the range survives. Item = request slot.
+struct rebase_body {
+  std::uint32_t* words;
+  int ways;
+  word_format format;
+  std::uint32_t by;
+
+  EBB_BODY
+  template <team T>
+  EBB_FN void operator()(T const& t, int item) const {
+    std::uint32_t* const table = words + std::int64_t{item} * ways;
+    for (int i = t.rank(); i < ways; i += T::width) {
+      std::uint32_t const w = table[i];
+      std::uint32_t const stamp = format.stamp(w);
+      if (stamp == 0) continue;
+      table[i] = w - stamp + (stamp > by ? stamp - by : 1u);
+    }
+  }
+};
+
+/// Hands the use counts of the batch to the host and halves them. Item = request of the batch.
+template <policy P>
+struct uses_body {
+  step_ref<P> step;
+  std::int32_t const* slots;
+  int pages;             ///< of one request in the snapshot
+  std::uint32_t* out;    ///< [item][pages], host memory
+
+  EBB_BODY
+  template <team T>
+  EBB_FN void operator()(T const& t, int item) const {
+    std::uint32_t* const uses = step.uses + std::int64_t{slots[item]} * step.map.pages;
+    for (int i = t.rank(); i < pages; i += T::width) {
+      out[std::int64_t{item} * pages + i] = uses[i];
+      uses[i] /= 2;
+    }
+  }
+};
+
+}  // namespace ebb

@@ -1,0 +1,4 @@
+// A stranger's program: includes ebb and nothing else of it.
+#include <ebb/ebb.hpp>
+
+int main() {}

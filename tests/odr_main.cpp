@@ -1,0 +1,3 @@
+#include <ebb/ebb.hpp>
+
+int main() {}
