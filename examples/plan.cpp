@@ -56,7 +56,7 @@ std::string row(char const* preset, options const& o) {
   if (in.hot_rows == 0) in.hot_rows = ebb::usual_hot_rows<P>();
   try {
     auto const p = ebb::plan_for<P>(in);
-    auto const tables = static_cast<double>(p.words_bytes + p.staging_bytes + p.map_bytes) / mib;
+    auto const tables = static_cast<double>(p.slot_bytes + p.step_bytes) / mib;
     auto const lent = p.adaptive.requests == 0 ? 0 : p.loans / p.adaptive.requests;
     return line("%-16s%9.0f%9d%9d%9d%9.1f%9.1f |%9lld%9lld%9lld  %-11s%7lld%8lld\n", preset,
                 static_cast<double>(p.frame_bytes) / 1024, in.hot_rows, p.required_frames, p.whole_pages, tables,
@@ -80,7 +80,7 @@ std::string table(options const& o) {
   text += row<dsv41_flash_fp8>("dsv41_flash_fp8", o);
   text += row<qsa_record>("qsa_record", o);
   return text + R"(
-per request: tables (words, staging, map) and index keys, which stay on the GPU (0.0 where the preset does not name their bytes: give
+per request: tables (map, words, staging, lists) and index keys, which stay on the GPU (0.0 where the preset does not name their bytes: give
 them by --engine-mib). resident: whole histories on the GPU, no host copy. fixed: tail and hot rows. adaptive: as many, and spare frames
 are lent: so many pages each at full load, the whole history of everybody up to so many requests.
 )";
@@ -99,6 +99,7 @@ int main(int argc, char** argv) {
   app.add_option("--growth", o.sizes.growth, "tokens it may add")->capture_default_str();
   app.add_option("--max-tokens", o.sizes.max_tokens, "longest request, for the map")->capture_default_str();
   app.add_option("--requests", o.sizes.requests, "request slots, 0: as many as fit")->capture_default_str();
+  app.add_option("--max-batch", o.sizes.max_batch, "requests of one step, 0: all")->capture_default_str();
   app.add_option("--hot-rows", o.sizes.hot_rows, "hot rows at ratio 1, 0: what suits the preset")
       ->capture_default_str();
   app.add_option("--staging-rows", o.sizes.staging_rows, "-1: what max_queries * top_k need")->capture_default_str();

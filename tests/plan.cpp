@@ -1,3 +1,6 @@
+#include <ebb/arenas.hpp>
+#include <ebb/host/serial_space.hpp>
+#include <ebb/metadata/flashinfer_packed.hpp>
 #include <ebb/models.hpp>
 #include <ebb/plan.hpp>
 
@@ -22,6 +25,10 @@ struct mixed : policy_defaults {
   static constexpr std::array<layer_binding, 4> layers{{{0, 0}, {0, 1}, {0, 2}, {1, 3}}};
   static constexpr std::array<int, 4> ratios{R, R, R, 1};
 };
+struct packed_and_counted : mixed<4> {
+  using keep = most_selected;
+  using metadata = flashinfer_packed;
+};
 struct without_cache : mixed<2> {
   using tiers = tier_list<lent_pages, host_pages>;
 };
@@ -45,14 +52,13 @@ std::string message_of(Call call) {
   return "nothing thrown";
 }
 
-/// GPU bytes of `n` requests, added up piece by piece.
+/// GPU bytes of `n` requests, added up piece by piece, with room for the alignment of arenas to the widest page.
 template <class P>
-std::int64_t bytes_of(plan_inputs const& in, std::int64_t n, std::int64_t frames_each) {
+std::int64_t bytes_of(plan_inputs const& in, std::int64_t n, std::int64_t frames) {
   auto const plan = plan_for<P>(in);
-  std::int64_t bytes = 0;
-  for (std::int64_t slot = 0; slot < std::max(n, in.requests); ++slot)
-    bytes += plan.words_bytes + plan.staging_bytes + plan.map_bytes;
-  for (std::int64_t i = 0; i < n; ++i) bytes += in.engine_bytes + plan.index_bytes + frames_each * plan.frame_bytes;
+  std::int64_t bytes = 3 * (32 * 104 - 32 / P::ratios[0] * 104) + frames * plan.frame_bytes;
+  for (std::int64_t slot = 0; slot < std::max(n, in.requests); ++slot) bytes += plan.slot_bytes + plan.step_bytes;
+  for (std::int64_t i = 0; i < n; ++i) bytes += in.engine_bytes + plan.index_bytes;
   return bytes;
 }
 
@@ -68,11 +74,11 @@ TEST_CASE("a GLM-5.3 session needs the frames, words and staging worked out by h
   CHECK(plan.tail_pages == 3);           // 16 tokens may be written
   CHECK(plan.hot_frames == 64);
   CHECK(plan.required_frames == 67);
-  CHECK(plan.whole_pages == 7813);                  // 500,010 tokens
-  CHECK(plan.staging_rows == 12'288);               // 8 × 2048 − 4096
-  CHECK(plan.staging_bytes == 4LL * 12'288 * 576);  // a plane for each of the four sources of a group
-  CHECK(plan.words_bytes == 4LL * (21 * 4096 + 12'288));
-  CHECK(plan.map_bytes == 131'072);
+  CHECK(plan.whole_pages == 7813);                             // 500,010 tokens
+  CHECK(plan.staging_rows == 12'288);                          // 8 × 2048 − 4096
+  CHECK(plan.slot_bytes == 131'072 + 4 * 64 + 4 * 21 * 4096);  // map, numbers of hot frames, words of the tables
+  // a plane for each of the four sources of a group, its words, a missing and a planned row for each selected one
+  CHECK(plan.step_bytes == 4LL * 12'288 * 576 + 4 * 12'288 + 32 * 8 * 2048);
   CHECK(plan.index_bytes == 500'010LL * 21 * 132);  // one key for each group that selects
 }
 
@@ -87,33 +93,53 @@ TEST_CASE("V4.1 takes 890 bytes a token with its index keys") {
   CHECK(plan.frame_bytes * plan.whole_pages + plan.index_bytes == 890 * 1280);
   CHECK(plan.hot_frames == 128);
   CHECK(plan.staging_rows == 0);  // 6 × 512 rows find room in the smallest table of 8192 ways
-  CHECK(plan.words_bytes == 4 * (3 * 8192 + 16'384));
+  CHECK(plan.slot_bytes == 8 * 10 + 4 * 128 + 4 * (3 * 8192 + 16'384));
+  CHECK(plan.step_bytes == 32 * 6 * 512);
 }
 
 TEST_CASE_TEMPLATE("predicted bytes are the sum of every page, slot and word", P, mixed<1>, mixed<2>, mixed<4>) {
   geometry<P> const g;
   constexpr int r = P::ratios[0];
   pool_sizes const sizes{
-      .frames = 37, .host_pages = 91, .requests = 5, .max_tokens = 1000, .hot_rows = 170, .staging_rows = -1};
+      .frames = 37, .host_pages = 91, .requests = 5, .max_batch = 4, .max_tokens = 1000, .hot_rows = 170};
   auto const bytes = footprint_of(g, sizes);
-  std::int64_t page = 0;
+  std::int64_t frames = 0;
+  std::int64_t pages = 0;
   for (int source = 0; source < 4; ++source) {
+    std::int64_t page = 0;
     for (int token = 0; token < 32; token += source == 3 ? 1 : r) page += 104;
+    for (int i = 0; i < 91; ++i) pages += page;
+    for (int i = 0; i < 37; ++i) frames += page;
+    while (frames % (32 * 104) != 0) ++frames;  // the next arena starts at a whole page of 32 rows
   }
-  CHECK(bytes.arenas == 37 * page);
-  CHECK(bytes.host == 91 * page);
-  CHECK(bytes.map == 5 * 32 * 8);      // 1000 tokens are 32 pages
-  int const first_table = 6 * 32 / r;  // six frames; all three are multiples of 16
+  CHECK(bytes.arenas == frames);
+  CHECK(bytes.host == pages);
+  CHECK(bytes.map == 5 * (32 * 8 + 6 * 4));  // 1000 tokens are 32 pages; six hot frames
+  int const first_table = 6 * 32 / r;        // all three are multiples of 16
   int const staging = std::max(0, 2 * 40 - first_table);
   int const slots = (staging + 31) / 32 * 32;
-  CHECK(bytes.words == 5LL * 4 * (first_table + 6 * 32 + slots));
-  CHECK(bytes.staging == 5LL * 3 * slots * 104);
-  CHECK(bytes.device() == bytes.arenas + bytes.staging + bytes.words + bytes.map);
+  CHECK(bytes.words == 5LL * 4 * (first_table + 6 * 32) + 4LL * 4 * slots);
+  CHECK(bytes.staging == 4LL * 3 * slots * 104);
+  CHECK(bytes.lists == 4LL * 2 * 40 * 32);
+  CHECK(bytes.device() == bytes.arenas + bytes.staging + bytes.words + bytes.map + bytes.lists);
+
+  arenas<P, serial_space> const owned{
+      serial_space{}, g, {.frames = 37, .host_pages = 91, .staging_slots = slots, .max_batch = 4}};
+  CHECK(owned.gpu_bytes() == bytes.arenas + bytes.staging);
+  CHECK(owned.host_bytes() == bytes.host);
+}
+
+TEST_CASE("packed metadata takes one more frame, and use counts a word a page") {
+  geometry<mixed<4>> const plain;
+  geometry<packed_and_counted> const g;
+  pool_sizes const sizes{.frames = 8, .requests = 3, .max_tokens = 320, .hot_rows = 96};
+  CHECK(footprint_of(g, sizes).arenas == footprint_of(plain, sizes).arenas + 3 * 8 * 104 + 3 * 24 * 104 + 32 * 104);
+  CHECK(footprint_of(g, sizes).map == footprint_of(plain, sizes).map + 3 * 10 * 4);
 }
 
 TEST_CASE("borrowed arenas cost a staging plane for every source") {
   geometry<mixed<2>> const g;
-  pool_sizes sizes{.requests = 1, .max_tokens = 32, .hot_rows = 96, .staging_rows = 64};
+  pool_sizes sizes{.requests = 2, .max_batch = 1, .max_tokens = 32, .hot_rows = 96, .staging_rows = 64};
   CHECK(footprint_of(g, sizes).staging == 3 * 64 * 104);
   sizes.borrowed = true;
   CHECK(footprint_of(g, sizes).staging == 4 * 64 * 104);
@@ -136,16 +162,16 @@ TEST_CASE_TEMPLATE("as many requests fit as predicted, and not one more", P, mix
         auto const n = plan.fixed.requests;
         INFO("gpu " << gpu << " slots " << slots << " history " << history);
         bool const limited = slots > 0 && n == slots;
-        CHECK((n == 0 || bytes_of<P>(in, n, plan.required_frames) <= gpu));
-        if (plan.fixed.limit == pool::frames) CHECK(bytes_of<P>(in, n + 1, plan.required_frames) > gpu);
+        CHECK((n == 0 || bytes_of<P>(in, n, n * plan.required_frames) <= gpu));
+        if (plan.fixed.limit == pool::frames) CHECK(bytes_of<P>(in, n + 1, (n + 1) * plan.required_frames) > gpu);
         CHECK((plan.fixed.limit == pool::requests) == limited);
         CHECK(plan.adaptive.requests >= plan.fixed.requests);
         CHECK(plan.loans >= 0);
         CHECK(plan.loans <= n * (plan.whole_pages - plan.required_frames));
         if (n > 0) {
           CHECK(plan.frames >= n * plan.required_frames + plan.loans);
-          CHECK(bytes_of<P>(in, n, 0) + plan.frames * plan.frame_bytes <= gpu);
-          CHECK(bytes_of<P>(in, n, 0) + (plan.frames + 1) * plan.frame_bytes > gpu);
+          CHECK(bytes_of<P>(in, n, plan.frames) <= gpu);
+          CHECK(bytes_of<P>(in, n, plan.frames + 1) > gpu);
         }
         CHECK(plan.whole_requests <= n);
       }
@@ -171,6 +197,22 @@ TEST_CASE("the pool that runs out first is named") {
   CHECK(plan.fixed.requests == 0);
   CHECK(plan.fixed.limit == pool::tokens);
   CHECK(plan.adaptive.limit == pool::tokens);
+}
+
+TEST_CASE("a batch smaller than the slots needs less staging") {
+  plan_inputs in{
+      .gpu_bytes = 1 << 23, .host_bytes = gib, .history = 4000, .max_tokens = 5000, .requests = 40, .hot_rows = 170};
+  auto const all = plan_for<mixed<4>>(in);
+  in.max_batch = 10;
+  auto const ten = plan_for<mixed<4>>(in);
+  std::int64_t const spared = 30 * (3 * 32 * 104 + 4 * 32 + 32 * 2 * 40);  // 80 rows less 48 ways
+  CHECK(ten.fixed.requests >= all.fixed.requests);
+  std::int64_t const more = ten.frames - all.frames;
+  CHECK(more * ten.frame_bytes < spared + ten.frame_bytes);
+  CHECK((more + 1) * ten.frame_bytes > spared);
+  in.max_batch = 41;
+  CHECK(message_of([&] { static_cast<void>(plan_for<mixed<4>>(in)); }) ==
+        "max_batch is 41; legal: 0 to 40, 0 for all requests");
 }
 
 TEST_CASE("slots that never run are paid for") {
@@ -204,9 +246,9 @@ TEST_CASE("without a row cache every request is whole and has no tables") {
   auto const plan = plan_for<without_cache>(
       {.gpu_bytes = gib, .host_bytes = gib, .history = 6400, .max_tokens = 6400, .hot_rows = 96});
   CHECK(plan.required_frames == 200);
-  CHECK(plan.words_bytes == 0);
-  CHECK(plan.staging_bytes == 0);
-  CHECK(plan.fixed.requests == plan.resident.requests);
+  CHECK(plan.slot_bytes == 200 * 8);      // the map
+  CHECK(plan.step_bytes == 32 * 2 * 40);  // lists
+  CHECK(plan.resident.requests - plan.fixed.requests <= 1);
 }
 
 TEST_CASE("bad numbers are refused with parameter, value and range, and the nearest legal one is accepted") {
@@ -237,7 +279,7 @@ TEST_CASE("bad numbers are refused with parameter, value and range, and the near
 
 TEST_CASE("without staging the hot rows must hold what all queries select") {
   plan_inputs in{.gpu_bytes = gib, .host_bytes = gib, .history = 100, .max_tokens = 6400, .hot_rows = 160};
-  CHECK(plan_for<without_staging>(in).staging_bytes == 0);  // five frames: 80 ways at ratio 2
+  CHECK(plan_for<without_staging>(in).staging_rows == 0);  // five frames: 80 ways at ratio 2
   in.hot_rows = 128;
   CHECK_THROWS_AS(static_cast<void>(plan_for<without_staging>(in)), std::invalid_argument);
 }
@@ -247,8 +289,8 @@ TEST_CASE("a pipeline rank plans for its own layers") {
       .gpu_bytes = gib, .host_bytes = gib, .history = 6400, .max_tokens = 6400, .hot_rows = 96, .layers = {3, 1}};
   auto const plan = plan_for<mixed<2>>(in);
   CHECK(plan.frame_bytes == 32 * 104);
-  CHECK(plan.words_bytes == 4 * 96);  // 96 ways hold 2 × 40 rows
-  CHECK(plan.staging_bytes == 0);
+  CHECK(plan.slot_bytes == 8 * 200 + 4 * 3 + 4 * 96);  // 96 ways hold 2 × 40 rows
+  CHECK(plan.step_bytes == 32 * 2 * 40);
 }
 
 }  // namespace

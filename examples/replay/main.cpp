@@ -64,7 +64,7 @@ std::vector<result> run_policies(S const& space, workload const& work, options c
   d.sizes.frames = o.frames;
   d.sizes.host_pages = o.host_pages;
   d.sizes.requests = o.requests > 0 ? o.requests : static_cast<int>(work.plays.size());
-  d.sizes.max_batch = o.max_batch;
+  d.sizes.max_batch = std::min(o.max_batch, d.sizes.requests);
   d.sizes.max_tokens = o.work.max_tokens;
   d.cost = o.cost;
   d.measured = o.space == "cuda";

@@ -1,10 +1,7 @@
 #pragma once
 /// The policies that the replay runs side by side.
 
-#include <ebb/models.hpp>
-#include <ebb/orders/backup.hpp>
-#include <ebb/orders/keep.hpp>
-#include <ebb/policy.hpp>
+#include <ebb/ebb.hpp>
 
 #include <tuple>
 

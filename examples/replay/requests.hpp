@@ -25,17 +25,23 @@ struct live {
   double due = 0;            ///< when the call may start
   long long not_before = 0;  ///< nor before this step: a preemption takes effect between steps
   bool waited = false;       ///< the call found no room at its first try
-  bool started = false;      ///< the call has been in a step
   bool admitted = false;
-  bool imported = false;
+  bool reserved = false;  ///< the call's input has room
   ebb::request_id id{};
-  ebb::ticket room = ebb::ticket::none;  ///< import may start once it is reached
+  ebb::ticket room = ebb::ticket::none;  ///< and may be written there once this is reached
   std::int64_t decoded = 0;
-  write_history written;
-  stretched_selection selection;
+  write_history written{};
+  stretched_selection selection{};
 
   replay::call const& now() const { return plays->calls[call]; }
   std::int64_t tokens() const { return now().in_tokens + decoded; }
+  void next_call(double ended) {
+    ++call;
+    at = stage::pausing;
+    due = ended + now().pause;
+    waited = reserved = false;
+    decoded = 0;
+  }
   bool last_call() const { return call + 1 == plays->calls.size(); }
 };
 

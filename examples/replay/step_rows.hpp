@@ -1,6 +1,7 @@
 #pragma once
 /// The rows of one step on their way through device memory: what is selected, what is written, what must be found.
 
+#include <ebb/source_view.hpp>
 #include <ebb/space.hpp>
 
 #include <algorithm>
@@ -37,8 +38,10 @@ class step_rows {
  public:
   using stream = typename S::stream;
 
-  step_rows(S space, int rows, int top_k)
+  step_rows(S space, ebb::source_view const& view, int rows, int top_k)
       : space_{space},
+        base_{view.base},
+        layout_{view.layout},
         top_k_{top_k},
         entries_{static_cast<std::size_t>(rows) * static_cast<std::size_t>(top_k)},
         selection_{shared<std::int32_t>(entries_)},
@@ -73,20 +76,18 @@ class step_rows {
     std::fill_n(wrong_.data(), rows, 0);
   }
   /// Stream: enqueues the engine's own writes of this step.
-  void write(stream const& on, int rows, std::byte* base, ebb::page_layout layout,
-             std::int32_t const* addresses) const {
-    space_.run(on, rows, write_rows_body{{base, layout, device_columns()}, addresses, device_write_seeds()});
+  void write(stream const& on, int rows, std::int32_t const* addresses) const {
+    space_.run(on, rows, write_rows_body{store(), addresses, device_write_seeds()});
   }
   /// Stream: enqueues the comparison of every resolved row with the oracle.
-  void check(stream const& on, int rows, std::byte* base, ebb::page_layout layout) const {
-    space_.run(
-        on, rows,
-        check_rows_body{{base, layout, device_columns()}, addresses_.data(), device_seeds(), top_k_, wrong_.data()});
+  void check(stream const& on, int rows) const {
+    space_.run(on, rows, check_rows_body{store(), addresses_.data(), device_seeds(), top_k_, wrong_.data()});
   }
   /// Rows of query `row` that `check` found wrong, once its work is done.
   long long wrong(int row) const { return static_cast<long long>(wrong_.data()[row]); }
 
  private:
+  row_store store() const { return {base_, layout_, device_columns()}; }
   std::size_t at(int row) const { return static_cast<std::size_t>(row) * static_cast<std::size_t>(top_k_); }
   std::uint64_t* device_seeds() const { return on_device_.data() + entries_ / 2; }
   std::uint64_t* device_write_seeds() const { return device_seeds() + entries_; }
@@ -107,6 +108,8 @@ class step_rows {
   }
 
   S space_;
+  std::byte* base_;
+  ebb::page_layout layout_;
   int top_k_;
   std::size_t entries_;
   array_of<std::int32_t> selection_;

@@ -4,6 +4,7 @@
 #include <ebb/capacity.hpp>
 #include <ebb/geometry.hpp>
 #include <ebb/page_mover.hpp>
+#include <ebb/space.hpp>
 
 #include <limits>
 #include <span>
@@ -21,7 +22,7 @@ struct arena_view {
 struct arena_sizes {
   int frames;
   int host_pages;
-  int staging_slots;   ///< row slots of one request in a plane, a multiple of the rows per page of every source
+  int staging_slots;  ///< row slots of one request in a plane, a multiple of the rows per page of every source
   int max_batch;
   host_kind host = host_kind::managed;
   std::span<arena_view const> borrowed = {};
@@ -29,8 +30,9 @@ struct arena_sizes {
 };
 
 /// Owns or borrows all row memory of an instance. Move-only through its memory handles.
-/// Owned: `[arena of source 0] … [staging planes]` in one reservation, so that a staged row has a row address from every source's base.
-/// Borrowed: every arena holds, behind its frames, one zeroed frame where the metadata is packed, and staging frames of its own.
+/// Owned: `[arena of source 0] … [staging planes]` in one reservation, so that a staged row has a row address from
+/// every source's base. Borrowed: every arena holds, behind its frames, one zeroed frame where the metadata is packed,
+/// and staging frames of its own.
 template <policy P, space S>
 class arenas {
  public:
@@ -57,13 +59,15 @@ class arenas {
 
   /// Frames that a borrowed arena of a source must have in all.
   int frames_in_arena(int source) const {
-    return sizes_.frames + zero_frames + static_cast<int>(std::int64_t{sizes_.max_batch} * sizes_.staging_slots / geo_.rows_per_page(source));
+    return sizes_.frames + zero_frames +
+           static_cast<int>(std::int64_t{sizes_.max_batch} * sizes_.staging_slots / geo_.rows_per_page(source));
   }
 
  private:
   void own(S const& space) {
-    static_assert(geometry_of<P>::staging_shareable(),
-                  "ebb policy: `page_multiple` pads sources of different ratio differently, so they cannot share staging; use 1");
+    static_assert(
+        geometry_of<P>::staging_shareable(),
+        "ebb policy: `page_multiple` pads sources of different ratio differently, so they cannot share staging; use 1");
     int planes = sizes_.staging_slots > 0 ? staging_planes(geo_.largest_set()) : 0;
     std::int64_t const plane = std::int64_t{sizes_.max_batch} * (sizes_.staging_slots / widest_.rows) * widest_.stride;
     std::vector<std::int64_t> at;
@@ -80,38 +84,50 @@ class arenas {
       for (int k = 0; k < geo_.sources_of_set(set); ++k) {
         int const s = geo_.source_of_set(set, k);
         page_layout const layout = geo_.layout(s);
-        std::int64_t const rows_to_staging = (staging + (planes > 0 ? k : 0) * plane - at[static_cast<std::size_t>(s)]) / layout.stride * layout.rows;
+        std::int64_t const rows_to_staging =
+            (staging + (planes > 0 ? k : 0) * plane - at[static_cast<std::size_t>(s)]) / layout.stride * layout.rows;
         std::int64_t const last = rows_to_staging + std::int64_t{sizes_.max_batch} * sizes_.staging_slots;
         require(last <= std::numeric_limits<std::int32_t>::max(), "frames", sizes_.frames,
-                "so many that every row has an int32 address; source " + std::to_string(index(geo_.id_of_source(s))) + " would need row " + std::to_string(last));
+                "so many that every row has an int32 address; source " + std::to_string(index(geo_.id_of_source(s))) +
+                    " would need row " + std::to_string(last));
         add(s, memory_.get() + at[static_cast<std::size_t>(s)], layout, static_cast<std::int32_t>(rows_to_staging));
       }
     }
   }
 
   void borrow() {
-    require(static_cast<int>(sizes_.borrowed.size()) == geo_.sources(), "arenas", static_cast<long long>(sizes_.borrowed.size()),
+    require(static_cast<int>(sizes_.borrowed.size()) == geo_.sources(), "arenas",
+            static_cast<long long>(sizes_.borrowed.size()),
             "one for each local source: " + std::to_string(geo_.sources()));
     for (int s = 0; s < geo_.sources(); ++s) {
       arena_view const given = sizes_.borrowed[static_cast<std::size_t>(s)];
       page_layout layout = geo_.layout(s);
       int const width = layout.width();
-      require(given.base != nullptr && reinterpret_cast<std::uintptr_t>(given.base) % static_cast<unsigned>(width) == 0, "arenas: base alignment",
+      require(given.base != nullptr && reinterpret_cast<std::uintptr_t>(given.base) % static_cast<unsigned>(width) == 0,
+              "arenas: base alignment",
               static_cast<long long>(reinterpret_cast<std::uintptr_t>(given.base) % static_cast<unsigned>(width)),
               "a multiple of " + std::to_string(width) + " bytes for rows of " + std::to_string(P::row.total()));
-      require(given.frame_stride >= layout.stride && given.frame_stride % width == 0, "arenas: frame_stride", given.frame_stride,
+      require(given.frame_stride >= layout.stride && given.frame_stride % width == 0, "arenas: frame_stride",
+              given.frame_stride,
               "at least " + std::to_string(layout.stride) + " and a multiple of " + std::to_string(width));
       layout.stride = given.frame_stride;
       std::int64_t const staging = std::int64_t{sizes_.frames + zero_frames} * layout.rows;
       std::int64_t const last = staging + std::int64_t{sizes_.max_batch} * sizes_.staging_slots;
-      require(last <= std::numeric_limits<std::int32_t>::max(), "frames", sizes_.frames, "so many that every row has an int32 address");
+      require(last <= std::numeric_limits<std::int32_t>::max(), "frames", sizes_.frames,
+              "so many that every row has an int32 address");
       add(s, given.base, layout, static_cast<std::int32_t>(staging));
     }
   }
 
   void add(int s, std::byte* base, page_layout layout, std::int32_t staging) {
     if (views_.empty()) views_.resize(static_cast<std::size_t>(geo_.sources()));
-    views_[static_cast<std::size_t>(s)] = {base, layout, nullptr, geo_.layout(s), static_cast<std::int32_t>((sizes_.frames + zero_frames) * layout.rows), staging, s};
+    views_[static_cast<std::size_t>(s)] = {base,
+                                           layout,
+                                           nullptr,
+                                           geo_.layout(s),
+                                           static_cast<std::int32_t>((sizes_.frames + zero_frames) * layout.rows),
+                                           staging,
+                                           s};
   }
 
   /// Source-major: [source][host page].
@@ -122,7 +138,8 @@ class arenas {
       host_ = space.history_memory(static_cast<std::size_t>(host_bytes_), sizes_.host);
       at = host_.get();
     }
-    require(reinterpret_cast<std::uintptr_t>(at) % 16 == 0, "host_memory: alignment", static_cast<long long>(reinterpret_cast<std::uintptr_t>(at) % 16), "a multiple of 16 bytes");
+    require(reinterpret_cast<std::uintptr_t>(at) % 16 == 0, "host_memory: alignment",
+            static_cast<long long>(reinterpret_cast<std::uintptr_t>(at) % 16), "a multiple of 16 bytes");
     for (source_view& v : views_) {
       v.host = at;
       at += std::int64_t{sizes_.host_pages} * v.host_layout.stride;
@@ -136,7 +153,9 @@ class arenas {
     std::memcpy(staged.get(), views_.data(), bytes);
     device_views_ = space.device_memory(bytes);
     auto const stream = space.make_stream();
-    space.run(stream, 1, words_body{reinterpret_cast<std::uint64_t const*>(staged.get()), reinterpret_cast<std::uint64_t*>(device_views_.get()), static_cast<int>(bytes / 8)});
+    space.run(stream, 1,
+              words_body{reinterpret_cast<std::uint64_t const*>(staged.get()),
+                         reinterpret_cast<std::uint64_t*>(device_views_.get()), static_cast<int>(bytes / 8)});
     space.synchronize(space.record(stream));
   }
 

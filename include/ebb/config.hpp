@@ -6,7 +6,8 @@
 #define EBB_VERSION_MAJOR 0
 #define EBB_VERSION_MINOR 1
 
-/// EBB_FN marks what runs on the host and in a kernel; EBB_BODY goes before a templated body operator, whose team decides where it runs.
+/// EBB_FN marks what runs on the host and in a kernel; EBB_BODY goes before a templated body operator, whose team
+/// decides where it runs.
 #if defined(__CUDACC__)
 #define EBB_FN __host__ __device__
 #define EBB_BODY _Pragma("nv_exec_check_disable")
@@ -15,7 +16,8 @@
 #define EBB_BODY
 #endif
 
-/// An internal invariant of host code. Bad input never reaches one: it is refused by an exception, a result or a counter.
+/// An internal invariant of host code. Bad input never reaches one: it is refused by an exception, a result or a
+/// counter.
 #define EBB_ASSERT(condition) assert(condition)
 
 namespace ebb::defaults {

@@ -19,7 +19,8 @@ struct counters {
 
 /// The pools at this moment.
 struct gauges {
-  int frames = 0, frames_free = 0, frames_required = 0, frames_lent = 0, frames_taken = 0, frames_filling = 0, frames_revoking = 0;
+  int frames = 0, frames_free = 0, frames_required = 0, frames_lent = 0, frames_taken = 0, frames_filling = 0,
+      frames_revoking = 0;
   int host_pages = 0, host_pages_free = 0;
   int requests = 0, running = 0, waiting = 0, preempted = 0;
   int frames_promised = 0, frames_wanted = 0;
@@ -88,7 +89,8 @@ inline std::string to_prometheus(counters const& c, gauges const& g, std::string
   auto const write = [&](char const* type, char const* suffix) {
     return [&out, &prefix, type, suffix](char const* name, char const* help, auto value) {
       std::string const full = prefix + "_" + name + suffix;
-      out += "# HELP " + full + " " + help + "\n# TYPE " + full + " " + type + "\n" + full + " " + std::to_string(value) + "\n";
+      out += "# HELP " + full + " " + help + "\n# TYPE " + full + " " + type + "\n" + full + " " +
+             std::to_string(value) + "\n";
     };
   };
   for_each_value(c, write("counter", "_total"));

@@ -7,7 +7,8 @@
 
 namespace ebb {
 
-/// Counters of the resolver on the device. Hits and misses count selected positions, once per query; fetches count rows, once each.
+/// Counters of the resolver on the device. Hits and misses count selected positions, once per query; fetches count
+/// rows, once each.
 enum class count : int {
   tail_hits,      ///< found in the newest pages
   lent_hits,      ///< found in older pages of the map, loans and the pages of whole requests

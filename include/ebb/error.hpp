@@ -15,10 +15,14 @@ enum class pool { requests, frames, host_pages, tokens };
 
 constexpr char const* name(pool p) {
   switch (p) {
-    case pool::requests: return "requests";
-    case pool::frames: return "frames";
-    case pool::host_pages: return "host pages";
-    default: return "tokens";
+    case pool::requests:
+      return "requests";
+    case pool::frames:
+      return "frames";
+    case pool::host_pages:
+      return "host pages";
+    default:
+      return "tokens";
   }
 }
 
@@ -31,8 +35,8 @@ struct shortage {
   bool ever;  ///< false: it can never fit, waiting is in vain
 
   std::string message() const {
-    return std::string{"not enough "} + name(pool) + ": wanted " + std::to_string(wanted) + ", free " + std::to_string(free) + ", revocable " +
-           std::to_string(revocable) + (ever ? "" : " (can never fit)");
+    return std::string{"not enough "} + name(pool) + ": wanted " + std::to_string(wanted) + ", free " +
+           std::to_string(free) + ", revocable " + std::to_string(revocable) + (ever ? "" : " (can never fit)");
   }
 };
 

@@ -9,8 +9,8 @@
 
 namespace ebb {
 
-/// The jobs of an instance in the order of their tickets. A ticket counts as done when it and all before it are: what finished out of
-/// order decides nothing. Host only.
+/// The jobs of an instance in the order of their tickets. A ticket counts as done when it and all before it are: what
+/// finished out of order decides nothing. Host only.
 template <space S, class Payload>
 class ticket_log {
  public:

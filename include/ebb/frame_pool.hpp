@@ -12,17 +12,19 @@
 
 namespace ebb {
 
-/// `free`: nobody has work left on it. `required`: a request cannot run without it. `lent`: a revocable loan. `taken`: the engine's own.
-/// `filling`: a loan whose copy is under way. `revoking`: taken away, waiting for a backup or for earlier readers and writers.
+/// `free`: nobody has work left on it. `required`: a request cannot run without it. `lent`: a revocable loan. `taken`:
+/// the engine's own. `filling`: a loan whose copy is under way. `revoking`: taken away, waiting for a backup or for
+/// earlier readers and writers.
 enum class frame_state : std::uint8_t { free, required, lent, taken, filling, revoking };
 inline constexpr int frame_states = 6;
 
 struct frame_record {
   frame_state state = frame_state::free;
-  std::int32_t slot = -1;         ///< the request that holds it, −1: nobody
-  std::int32_t page = -1;         ///< the page it keeps, −1: none (idle, hot rows, or on its way back)
-  ticket after = ticket::none;    ///< work of earlier holders ends here
-  bool ordered = false;           ///< revoking: all of that work is in the main stream, so its later work may use the frame at once
+  std::int32_t slot = -1;       ///< the request that holds it, −1: nobody
+  std::int32_t page = -1;       ///< the page it keeps, −1: none (idle, hot rows, or on its way back)
+  ticket after = ticket::none;  ///< work of earlier holders ends here
+  bool ordered =
+      false;  ///< revoking: all of that work is in the main stream, so its later work may use the frame at once
 };
 
 /// Keeps the state of every frame and the counts of each state (invariant I7). Host only, no locks: one control thread.
@@ -67,7 +69,8 @@ class frame_pool {
     r.page = page;
   }
 
-  /// Takes a frame out of use. It becomes free once `after` is done; with `ordered`, the main stream may use it at once.
+  /// Takes a frame out of use. It becomes free once `after` is done; with `ordered`, the main stream may use it at
+  /// once.
   void retire(frame_id f, ticket after, bool ordered) {
     set(f, frame_state::revoking, -1, -1);
     at(f).after = after;

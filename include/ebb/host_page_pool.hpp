@@ -10,11 +10,13 @@
 
 namespace ebb {
 
-/// Free and used host pages. A run is a preference: any free page serves anyone, so free pages are never lost to fragmentation.
-/// Host only, one control thread. `acquire` is O(1) but for the last free pages, where it walks a bitmap.
+/// Free and used host pages. A run is a preference: any free page serves anyone, so free pages are never lost to
+/// fragmentation. Host only, one control thread. `acquire` is O(1) but for the last free pages, where it walks a
+/// bitmap.
 class host_page_pool {
  public:
-  host_page_pool(int pages, int run) : used_(static_cast<std::size_t>(pages), 0), after_(static_cast<std::size_t>(pages)), run_{run}, free_{pages} {
+  host_page_pool(int pages, int run)
+      : used_(static_cast<std::size_t>(pages), 0), after_(static_cast<std::size_t>(pages)), run_{run}, free_{pages} {
     runs_.assign(static_cast<std::size_t>((pages + run - 1) / run), 0);
     for (int r = static_cast<int>(runs_.size()); r-- > 0;) {
       runs_[static_cast<std::size_t>(r)] = std::min(run, pages - r * run);
@@ -24,7 +26,8 @@ class host_page_pool {
 
   int size() const { return static_cast<int>(used_.size()); }
   int free() const { return free_; }
-  /// Work of the page's earlier holders ends at this ticket; whoever writes it from outside the side stream waits for it.
+  /// Work of the page's earlier holders ends at this ticket; whoever writes it from outside the side stream waits for
+  /// it.
   ticket after(host_page_id p) const { return after_[static_cast<std::size_t>(index(p))]; }
 
   /// A page for a holder whose last one was `previous`: the next of its run, else the first of a free run, else any.

@@ -13,12 +13,13 @@ namespace ebb {
 
 /// A page of a request's history.
 struct page_record {
-  map_entry at;                 ///< where it is; the frame may still be filling
-  bool mapped = false;          ///< the map names the frame: readable by everything the main stream gets from the next begin_step on
-  int backed = 0;               ///< tokens of the page whose host copy is complete
-  int backing = 0;              ///< … and will be once `busy` is done
-  ticket busy = ticket::none;   ///< newest side-stream copy that reads or writes its frame or host page
-  std::uint32_t epoch = 0;      ///< grows when the page is rewritten: copies of an older epoch no longer count
+  map_entry at;  ///< where it is; the frame may still be filling
+  bool mapped =
+      false;       ///< the map names the frame: readable by everything the main stream gets from the next begin_step on
+  int backed = 0;  ///< tokens of the page whose host copy is complete
+  int backing = 0;             ///< … and will be once `busy` is done
+  ticket busy = ticket::none;  ///< newest side-stream copy that reads or writes its frame or host page
+  std::uint32_t epoch = 0;     ///< grows when the page is rewritten: copies of an older epoch no longer count
 };
 
 enum class phase : std::uint8_t { vacant, waiting, running, preempted };
@@ -26,21 +27,21 @@ enum class phase : std::uint8_t { vacant, waiting, running, preempted };
 struct request_record {
   request_id id;
   ebb::phase phase = phase::vacant;
-  std::int64_t admitted = 0;      ///< ordinal of the admission
+  std::int64_t admitted = 0;  ///< ordinal of the admission
   std::int64_t tokens_max = 0;
-  std::int64_t tokens = 0;        ///< committed
-  std::int64_t reserved = 0;      ///< tokens up to which an import has room, ≥ tokens
-  int reserve = 0;                ///< frames it may require
+  std::int64_t tokens = 0;    ///< committed
+  std::int64_t reserved = 0;  ///< tokens up to which an import has room, ≥ tokens
+  int reserve = 0;            ///< frames it may require
   std::vector<page_record> pages;
-  std::vector<frame_id> hot;      ///< frames of its hot rows; empty while it is whole
-  std::vector<frame_id> idle;     ///< required frames it got and does not use yet
+  std::vector<frame_id> hot;   ///< frames of its hot rows; empty while it is whole
+  std::vector<frame_id> idle;  ///< required frames it got and does not use yet
   std::vector<std::uint32_t> uses;
-  int lent = 0;                   ///< pages in lent frames
-  int framed = 0;                 ///< pages that have a frame, readable or filling
-  int missing = 0;                ///< pages that the map does not place in a frame
-  int backup_from = 0;            ///< pages before it have, or are getting, their host copy
+  int lent = 0;         ///< pages in lent frames
+  int framed = 0;       ///< pages that have a frame, readable or filling
+  int missing = 0;      ///< pages that the map does not place in a frame
+  int backup_from = 0;  ///< pages before it have, or are getting, their host copy
   long long revoked_at = -1'000'000;
-  bool pinned = false;            ///< require_whole
+  bool pinned = false;  ///< require_whole
   host_page_id run = host_page_id::none;
 };
 
@@ -69,27 +70,34 @@ struct map_patch {
   map_entry entry;
 };
 
-/// What a decision asks the streams to do, in the order: copies on the side stream, waits of the main stream, then map, hot frames, tables.
+/// What a decision asks the streams to do, in the order: copies on the side stream, waits of the main stream, then map,
+/// hot frames, tables.
 struct effects {
   std::vector<page_copy> copies;
   std::vector<ticket> waits;
   std::vector<map_patch> map;
-  std::vector<int> hot;       ///< slots whose hot frames changed
-  std::vector<int> lengths;   ///< slots whose committed length was set from the host
-  std::vector<int> clear;     ///< slots whose tables must be empty
+  std::vector<int> hot;      ///< slots whose hot frames changed
+  std::vector<int> lengths;  ///< slots whose committed length was set from the host
+  std::vector<int> clear;    ///< slots whose tables must be empty
 };
 
 /// Totals since construction, of the control plane.
 struct move_counts {
-  std::uint64_t lent = 0, revoked = 0, refilled = 0, restored = 0, backed_up = 0, imported = 0, adopted = 0, copy_failures = 0;
-  std::uint64_t admitted = 0, refused = 0, waited = 0, finished = 0, preempted = 0, resumed = 0, truncated = 0, forced_waits = 0;
+  std::uint64_t lent = 0, revoked = 0, refilled = 0, restored = 0, backed_up = 0, imported = 0, adopted = 0,
+                copy_failures = 0;
+  std::uint64_t admitted = 0, refused = 0, waited = 0, finished = 0, preempted = 0, resumed = 0, truncated = 0,
+                forced_waits = 0;
 };
 
-/// Records and their primitive moves. Decisions are `loan_allocator`'s. Host only, one control thread, no allocation beyond vectors.
+/// Records and their primitive moves. Decisions are `loan_allocator`'s. Host only, one control thread, no allocation
+/// beyond vectors.
 class ledger {
  public:
   ledger(int frames, int host_pages, int requests, int run, int page_tokens)
-      : frames{frames}, hosts{host_pages, run}, page_tokens{page_tokens}, requests_(static_cast<std::size_t>(requests)) {}
+      : frames{frames},
+        hosts{host_pages, run},
+        page_tokens{page_tokens},
+        requests_(static_cast<std::size_t>(requests)) {}
 
   frame_pool frames;
   host_page_pool hosts;
@@ -97,11 +105,11 @@ class ledger {
   effects out;
   move_counts counts;
   std::vector<copy_failure> failures;
-  std::vector<std::pair<int, int>> marked;            ///< (slot, page) chosen to lose their frames, in order
-  std::function<bool(copy_kind, int, int)> refuses;   ///< the space's word on a copy
-  ticket done = ticket::none;                         ///< copies up to here are known to be done
-  ticket main = ticket::none;                         ///< fence of the last step: earlier readers and writers of the main stream
-  ticket last = ticket::none;                         ///< newest ticket given out
+  std::vector<std::pair<int, int>> marked;           ///< (slot, page) chosen to lose their frames, in order
+  std::function<bool(copy_kind, int, int)> refuses;  ///< the space's word on a copy
+  ticket done = ticket::none;                        ///< copies up to here are known to be done
+  ticket main = ticket::none;  ///< fence of the last step: earlier readers and writers of the main stream
+  ticket last = ticket::none;  ///< newest ticket given out
 
   std::vector<request_record> const& requests() const { return requests_; }
   request_record& at(int slot) { return requests_[static_cast<std::size_t>(slot)]; }
@@ -184,9 +192,12 @@ class ledger {
     set_state(r, p, frame_state::revoking);
     marked.emplace_back(r.id.slot, p);
   }
-  bool is_marked(request_record const& r, int p) const { return has_frame(r, p) && page(r, p).mapped && state(r, p) == frame_state::revoking; }
+  bool is_marked(request_record const& r, int p) const {
+    return has_frame(r, p) && page(r, p).mapped && state(r, p) == frame_state::revoking;
+  }
 
-  /// Asks for a copy of tokens [from, to) of page p; false where the space refuses, which changes nothing but the failure list.
+  /// Asks for a copy of tokens [from, to) of page p; false where the space refuses, which changes nothing but the
+  /// failure list.
   bool copy(copy_kind kind, request_record& r, int p, int from, int to) {
     if (from >= to) return true;
     if (refuses && refuses(kind, r.id.slot, p)) {
@@ -209,7 +220,8 @@ class ledger {
     record.backing = want;
     return true;
   }
-  /// Backs page p up and makes the main stream wait for it, so that work enqueued there from now on may count on it; false where refused.
+  /// Backs page p up and makes the main stream wait for it, so that work enqueued there from now on may count on it;
+  /// false where refused.
   bool back_up_now(request_record& r, int p) {
     if (complete(r, p)) return true;
     if (!back_up(r, p)) return false;
@@ -225,7 +237,8 @@ class ledger {
   /// A copy is done.
   void complete_copy(page_copy const& c) {
     request_record& r = at(c.slot);
-    bool const stale = r.id.incarnation != c.incarnation || c.page >= static_cast<int>(r.pages.size()) || page(r, c.page).epoch != c.epoch;
+    bool const stale = r.id.incarnation != c.incarnation || c.page >= static_cast<int>(r.pages.size()) ||
+                       page(r, c.page).epoch != c.epoch;
     if (c.kind == copy_kind::backup) {
       ++counts.backed_up;
       if (!stale) page(r, c.page).backed = std::max(page(r, c.page).backed, c.to);

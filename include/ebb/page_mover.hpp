@@ -7,7 +7,8 @@
 
 namespace ebb {
 
-/// Teams that copy at once on the side stream: a few saturate the link either way, and more would take room from attention.
+/// Teams that copy at once on the side stream: a few saturate the link either way, and more would take room from
+/// attention.
 inline constexpr int moving_teams = 4;
 
 /// Tokens [from, to) of one page, every source, between its frame and its host page.
@@ -23,7 +24,8 @@ struct page_move {
 EBB_BODY
 template <int Width, class T>
 EBB_FN void copy_range(T const& t, std::byte* to, std::byte const* from, std::int64_t bytes) {
-  for (std::int64_t c = t.rank(); c < bytes / Width; c += T::width) t.template copy<Width>(to + c * Width, from + c * Width);
+  for (std::int64_t c = t.rank(); c < bytes / Width; c += T::width)
+    t.template copy<Width>(to + c * Width, from + c * Width);
 }
 
 /// Moves pages; team k of `moving_teams` takes units (move, source) k, k + moving_teams, …
@@ -55,7 +57,8 @@ struct move_body {
       if constexpr (P::row.at_page_end > 0) {
         std::byte* const gpu_end = v.base + v.layout.page_end_offset(on_gpu);
         std::byte* const host_end = v.host + v.host_layout.page_end_offset(on_host);
-        copy_range<copy_width(P::row.at_page_end)>(t, out ? host_end : gpu_end, out ? gpu_end : host_end, rows * P::row.at_page_end);
+        copy_range<copy_width(P::row.at_page_end)>(t, out ? host_end : gpu_end, out ? gpu_end : host_end,
+                                                   rows * P::row.at_page_end);
       }
     }
   }
@@ -65,9 +68,9 @@ struct move_body {
 struct page_import {
   std::int32_t frame;
   std::int32_t host;
-  std::int32_t first;     ///< row in the page
+  std::int32_t first;  ///< row in the page
   std::int32_t rows;
-  std::int64_t from;      ///< row in the caller's memory
+  std::int64_t from;  ///< row in the caller's memory
 };
 
 /// Imports rows of one source; team k takes pages k, k + moving_teams, …
@@ -84,14 +87,20 @@ struct import_body {
   template <team T>
   EBB_FN void operator()(T const& t, int item) const {
     constexpr int in_row = Width < copy_width(P::row.in_row) ? Width : copy_width(P::row.in_row);
-    constexpr int page_end = P::row.at_page_end == 0 ? 1 : Width < copy_width(P::row.at_page_end) ? Width : copy_width(P::row.at_page_end);
+    constexpr int page_end = P::row.at_page_end == 0                  ? 1
+                             : Width < copy_width(P::row.at_page_end) ? Width
+                                                                      : copy_width(P::row.at_page_end);
     constexpr int parts = P::row.in_row / in_row;
     for (int p = item; p < count; p += moving_teams) {
       page_import const m = pages[p];
       for (int i = t.rank(); i < m.rows * parts; i += T::width) {
         std::byte const* const from = rows + (m.from + i / parts) * stride;
-        if (m.frame >= 0) put<in_row, page_end>(t, view.base, view.layout, std::int64_t{m.frame} * view.layout.rows + m.first + i / parts, from, i % parts, parts);
-        if (m.host >= 0) put<in_row, page_end>(t, view.host, view.host_layout, std::int64_t{m.host} * view.layout.rows + m.first + i / parts, from, i % parts, parts);
+        if (m.frame >= 0)
+          put<in_row, page_end>(t, view.base, view.layout,
+                                std::int64_t{m.frame} * view.layout.rows + m.first + i / parts, from, i % parts, parts);
+        if (m.host >= 0)
+          put<in_row, page_end>(t, view.host, view.host_layout,
+                                std::int64_t{m.host} * view.layout.rows + m.first + i / parts, from, i % parts, parts);
       }
     }
   }
@@ -99,11 +108,13 @@ struct import_body {
  private:
   EBB_BODY
   template <int InRow, int PageEnd, class T>
-  EBB_FN static void put(T const& t, std::byte* base, page_layout const& layout, std::int64_t row, std::byte const* from, int part, int parts) {
+  EBB_FN static void put(T const& t, std::byte* base, page_layout const& layout, std::int64_t row,
+                         std::byte const* from, int part, int parts) {
     t.template copy<InRow>(base + layout.in_row_offset(row) + part * InRow, from + part * InRow);
     if constexpr (P::row.at_page_end > 0) {
       std::byte* const end = base + layout.page_end_offset(row);
-      for (int c = part; c < P::row.at_page_end / PageEnd; c += parts) t.template copy<PageEnd>(end + c * PageEnd, from + P::row.in_row + c * PageEnd);
+      for (int c = part; c < P::row.at_page_end / PageEnd; c += parts)
+        t.template copy<PageEnd>(end + c * PageEnd, from + P::row.in_row + c * PageEnd);
     }
   }
 };

@@ -39,21 +39,24 @@ constexpr std::array<int, Sources> equal_ratios(int r = 1) {
   return out;
 }
 
-/// Defaults of every knob but the geometry. A policy derives from it, or from a preset in `models.hpp`, and overrides members.
+/// Defaults of every knob but the geometry. A policy derives from it, or from a preset in `models.hpp`, and overrides
+/// members.
 struct policy_defaults {
-  static constexpr int max_queries = 1;      ///< speculation width: queries of one request in one step
-  static constexpr int page_multiple = 1;    ///< page strides are padded to a multiple of this many bytes
-  static constexpr int candidate_pool = 0;   ///< positions announced early, 0 = none
-  static constexpr int index_row_bytes = 0;  ///< the engine's index key of one row, once per source set, for the planner
-  static constexpr bool count = true;        ///< device counters compiled in
+  static constexpr int max_queries = 1;     ///< speculation width: queries of one request in one step
+  static constexpr int page_multiple = 1;   ///< page strides are padded to a multiple of this many bytes
+  static constexpr int candidate_pool = 0;  ///< positions announced early, 0 = none
+  static constexpr int index_row_bytes =
+      0;                               ///< the engine's index key of one row, once per source set, for the planner
+  static constexpr bool count = true;  ///< device counters compiled in
   using tiers = tier_list<lent_pages, hot_rows<lrfu>, staging_rows, host_pages>;
   using keep = newest;
   using backup = sealed_pages;
   using metadata = plain_rows;
 };
 
-/// A policy: geometry (`row`, `page_tokens`, `top_k`, `layers`, `ratios`) and choices (`tiers`, `keep`, `backup`, `metadata`, `max_queries`,
-/// `count`). The concept asks for the members; `check_policy` says in one sentence which value is wrong.
+/// A policy: geometry (`row`, `page_tokens`, `top_k`, `layers`, `ratios`) and choices (`tiers`, `keep`, `backup`,
+/// `metadata`, `max_queries`, `count`). The concept asks for the members; `check_policy` says in one sentence which
+/// value is wrong.
 template <class P>
 concept policy = requires {
   { P::row } -> std::convertible_to<row_segments>;
@@ -97,14 +100,17 @@ struct geometry_of {
     for (int q = 1; q < r; ++q) k += has_ratio(q);
     return k;
   }
-  static constexpr int rows_per_page(int source) { return P::page_tokens / P::ratios[static_cast<std::size_t>(source)]; }
+  static constexpr int rows_per_page(int source) {
+    return P::page_tokens / P::ratios[static_cast<std::size_t>(source)];
+  }
   static constexpr page_layout layout(int source) { return {P::row, rows_per_page(source), P::page_multiple}; }
 
   static constexpr bool legal_numbers() {
     return std::all_of(P::layers.begin(), P::layers.end(),
                        [](layer_binding l) { return l.group >= 0 && l.source >= 0 && l.source < sources; });
   }
-  /// The lowest group that reads each source, −1 where none does. Groups with the same sources have it in common, others differ.
+  /// The lowest group that reads each source, −1 where none does. Groups with the same sources have it in common,
+  /// others differ.
   static constexpr std::array<int, sources> first_reader = [] {
     std::array<int, sources> out{};
     out.fill(-1);
@@ -127,7 +133,8 @@ struct geometry_of {
     }
     return out;
   }();
-  /// Sources of two groups are the same or have none in common: a group's sources have one first reader, which reads as many.
+  /// Sources of two groups are the same or have none in common: a group's sources have one first reader, which reads as
+  /// many.
   static constexpr bool equal_or_disjoint() {
     if (!legal_numbers()) return true;
     std::array<int, groups> reader{};
@@ -135,7 +142,9 @@ struct geometry_of {
     for (auto l : P::layers) {
       int const first = first_reader[static_cast<std::size_t>(l.source)];
       int& known = reader[static_cast<std::size_t>(l.group)];
-      if ((known != -1 && known != first) || set_size[static_cast<std::size_t>(l.group)] != set_size[static_cast<std::size_t>(first)]) return false;
+      if ((known != -1 && known != first) ||
+          set_size[static_cast<std::size_t>(l.group)] != set_size[static_cast<std::size_t>(first)])
+        return false;
       known = first;
     }
     return true;
@@ -157,7 +166,8 @@ struct geometry_of {
   static constexpr bool ratios_divide_page() {
     return std::all_of(P::ratios.begin(), P::ratios.end(), [](int r) { return r > 0 && P::page_tokens % r == 0; });
   }
-  /// Rows of all sources keep their place relative to one shared staging area: bytes per row slot do not depend on the ratio.
+  /// Rows of all sources keep their place relative to one shared staging area: bytes per row slot do not depend on the
+  /// ratio.
   static constexpr bool staging_shareable() {
     for (int s = 1; s < sources; ++s) {
       if (layout(s).stride * rows_per_page(0) != layout(0).stride * rows_per_page(s)) return false;
@@ -166,24 +176,42 @@ struct geometry_of {
   }
 };
 
-/// Refuses a policy with one sentence naming the knob, its value's fault and what would be legal. True, so that it can be asserted.
+/// Refuses a policy with one sentence naming the knob, its value's fault and what would be legal. True, so that it can
+/// be asserted.
 template <policy P>
 constexpr bool check_policy() {
   using g = geometry_of<P>;
-  static_assert(P::row.in_row > 0 && P::row.at_page_end >= 0, "ebb policy: `row` has no bytes; give at least one byte in the row and none or more at the page end");
-  static_assert(P::page_tokens > 0 && std::has_single_bit(static_cast<unsigned>(P::page_tokens > 0 ? P::page_tokens : 3)),
-                "ebb policy: `page_tokens` is not a power of two; use 16, 32, 64, 128 or 256, say");
-  static_assert(g::layers > 0 && g::sources > 0, "ebb policy: `layers` or `ratios` is empty; name at least one layer and one source");
-  static_assert(g::legal_numbers(), "ebb policy: `layers` names a group or source out of range; groups start at 0 and every source has an entry in `ratios`");
-  static_assert(g::ratios_divide_page(), "ebb policy: a ratio in `ratios` does not divide `page_tokens`; a page holds page_tokens / r whole rows");
-  static_assert(g::equal_or_disjoint(), "ebb policy: two index groups share some of their sources and not all; source sets must be equal or disjoint");
-  static_assert(g::equal_ratio_in_group(), "ebb policy: sources of one index group differ in their ratio; one selection names rows of one ratio");
+  static_assert(P::row.in_row > 0 && P::row.at_page_end >= 0,
+                "ebb policy: `row` has no bytes; give at least one byte in the row and none or more at the page end");
+  static_assert(
+      P::page_tokens > 0 && std::has_single_bit(static_cast<unsigned>(P::page_tokens > 0 ? P::page_tokens : 3)),
+      "ebb policy: `page_tokens` is not a power of two; use 16, 32, 64, 128 or 256, say");
+  static_assert(g::layers > 0 && g::sources > 0,
+                "ebb policy: `layers` or `ratios` is empty; name at least one layer and one source");
+  static_assert(g::legal_numbers(),
+                "ebb policy: `layers` names a group or source out of range; groups start at 0 and every source has an "
+                "entry in `ratios`");
+  static_assert(
+      g::ratios_divide_page(),
+      "ebb policy: a ratio in `ratios` does not divide `page_tokens`; a page holds page_tokens / r whole rows");
+  static_assert(
+      g::equal_or_disjoint(),
+      "ebb policy: two index groups share some of their sources and not all; source sets must be equal or disjoint");
+  static_assert(g::equal_ratio_in_group(),
+                "ebb policy: sources of one index group differ in their ratio; one selection names rows of one ratio");
   static_assert(P::top_k > 0, "ebb policy: `top_k` is not positive; give the number of positions one query selects");
-  static_assert(P::max_queries >= 1 && P::max_queries <= 16, "ebb policy: `max_queries` is out of range; 1 to 16 queries a request are legal");
-  static_assert(P::page_multiple > 0, "ebb policy: `page_multiple` is not positive; 1 means page strides without padding");
-  static_assert(P::candidate_pool == 0 || P::candidate_pool >= P::top_k, "ebb policy: `candidate_pool` is smaller than `top_k`; announce none (0) or at least top_k positions");
-  static_assert(P::tiers::legal, "ebb policy: `tiers` must name one backing tier last, and at most one each of lent_pages, a row cache and staging_rows before it");
-  static_assert(!P::tiers::stages || P::tiers::caches, "ebb policy: `tiers` has staging_rows without a row cache; what is staged is what the cache cannot hold");
+  static_assert(P::max_queries >= 1 && P::max_queries <= 16,
+                "ebb policy: `max_queries` is out of range; 1 to 16 queries a request are legal");
+  static_assert(P::page_multiple > 0,
+                "ebb policy: `page_multiple` is not positive; 1 means page strides without padding");
+  static_assert(P::candidate_pool == 0 || P::candidate_pool >= P::top_k,
+                "ebb policy: `candidate_pool` is smaller than `top_k`; announce none (0) or at least top_k positions");
+  static_assert(P::tiers::legal,
+                "ebb policy: `tiers` must name one backing tier last, and at most one each of lent_pages, a row cache "
+                "and staging_rows before it");
+  static_assert(
+      !P::tiers::stages || P::tiers::caches,
+      "ebb policy: `tiers` has staging_rows without a row cache; what is staged is what the cache cannot hold");
   return true;
 }
 

@@ -4,7 +4,6 @@
 #include <ebb/ids.hpp>
 #include <ebb/policy.hpp>
 
-
 namespace ebb {
 
 /// A view of the resident map: entry[slot][page]. One 8-byte load answers where a page is and where its host copy is.

@@ -13,13 +13,13 @@ namespace ebb {
 /// A position that was not found, and where its address goes.
 struct missing_row {
   std::int32_t position;
-  std::int32_t entry;     ///< index into the request's metadata
-  std::int64_t backing;   ///< row of the backing tier
+  std::int32_t entry;    ///< index into the request's metadata
+  std::int64_t backing;  ///< row of the backing tier
 };
 /// A claimed row: where it comes from and the row slot it goes to.
 struct planned_row {
   std::int64_t backing;
-  std::int32_t address;   ///< of the group's first source
+  std::int32_t address;  ///< of the group's first source
 };
 
 /// The table of one place for all requests: `ways` words each.
@@ -34,9 +34,9 @@ struct table_ref {
 
 /// Resolves one group for one request of the batch (section 4 of the design): find, barrier, claim, barrier, copy.
 ///
-/// Shapes: selection `[padded · queries][top_k]` positions in rows of the group's sources, −1 = none; metadata as its policy says.
-/// Concurrency: one team per request; teams share nothing but counters.
-/// Cost: two map and table looks for each position, bytes of missing rows over the link; neither history length nor loans matter.
+/// Shapes: selection `[padded · queries][top_k]` positions in rows of the group's sources, −1 = none; metadata as its
+/// policy says. Concurrency: one team per request; teams share nothing but counters. Cost: two map and table looks for
+/// each position, bytes of missing rows over the link; neither history length nor loans matter.
 template <policy P>
 struct resolve_body {
   static constexpr int threads = 512;
@@ -54,9 +54,9 @@ struct resolve_body {
   int queries;
   std::int32_t const* selection;
   typename metadata::ref out;
-  missing_row* missing;       ///< [max_batch][max_queries · top_k]
-  planned_row* plan;          ///< the same
-  int* planned;               ///< [max_batch]
+  missing_row* missing;  ///< [max_batch][max_queries · top_k]
+  planned_row* plan;     ///< the same
+  int* planned;          ///< [max_batch]
   std::uint64_t* counters;
   std::int32_t zero_address;  ///< a row of zeroes, where the metadata needs one
 
@@ -105,11 +105,13 @@ struct resolve_body {
 
   /// The row slot of a way, as an address from the first source.
   EBB_FN std::int32_t hot_address(row_record const& row, int way) const {
-    return step.hot_frames[std::int64_t{row.slot} * step.hot + way / rows_per_page] * rows_per_page + way % rows_per_page;
+    return step.hot_frames[std::int64_t{row.slot} * step.hot + way / rows_per_page] * rows_per_page +
+           way % rows_per_page;
   }
 
   template <class T>
-  EBB_FN void find(T const& t, int item, row_record const& row, bool real, int j, typename metadata::entry* entries, shared& s, tally& n) const {
+  EBB_FN void find(T const& t, int item, row_record const& row, bool real, int j, typename metadata::entry* entries,
+                   shared& s, tally& n) const {
     constexpr int width = metadata::width(P::top_k);
     constexpr int passes = (P::top_k + T::width - 1) / T::width;
     std::int64_t const query = std::int64_t{item} * queries + j;
@@ -144,8 +146,8 @@ struct resolve_body {
 
   /// One valid position: in a frame, in the row cache, or noted as missing.
   template <class T>
-  EBB_FN void look(T const& t, int item, row_record const& row, std::int32_t position, typename metadata::entry* entries, int at, int entry, bool direct,
-                   shared& s, tally& n) const {
+  EBB_FN void look(T const& t, int item, row_record const& row, std::int32_t position,
+                   typename metadata::entry* entries, int at, int entry, bool direct, shared& s, tally& n) const {
     std::int64_t const page = position / rows_per_page;
     int const offset = position % rows_per_page;
     map_entry const where = step.map.at(row.slot, page);
@@ -180,7 +182,8 @@ struct resolve_body {
   }
 
   template <class T>
-  EBB_FN void claim(T const& t, int item, row_record const& row, typename metadata::entry* entries, shared& s, tally& n) const {
+  EBB_FN void claim(T const& t, int item, row_record const& row, typename metadata::entry* entries, shared& s,
+                    tally& n) const {
     missing_row const* const wanted = missing + std::int64_t{item} * P::max_queries * P::top_k;
     planned_row* const rows = plan + std::int64_t{item} * P::max_queries * P::top_k;
     int const all = static_cast<int>(s.missing);
@@ -205,7 +208,8 @@ struct resolve_body {
     bool fetch = false;
     bool staged = false;
   };
-  /// The places in list order, then once more for anything unpinned: with hot rows + staging ≥ queries · top_k a claim always succeeds.
+  /// The places in list order, then once more for anything unpinned: with hot rows + staging ≥ queries · top_k a claim
+  /// always succeeds.
   template <class T>
   EBB_FN slot_of claim_one(T const& t, int item, row_record const& row, std::int32_t position) const {
     slot_of slot{};
@@ -213,7 +217,8 @@ struct resolve_body {
       P::tiers::for_each_place([&]<class Place>() {
         if (slot.address >= 0) return;
         constexpr bool staged = Place::kind == tier_kind::staging;
-        claimed const c = Place::claim(t, staged ? table_of(staging, item) : table_of(hot, row.slot), position, last == 1);
+        claimed const c =
+            Place::claim(t, staged ? table_of(staging, item) : table_of(hot, row.slot), position, last == 1);
         if (c.way < 0) return;
         slot = {staged ? sources[0].staging + item * staging.ways + c.way : hot_address(row, c.way), c.fetch, staged};
       });
@@ -233,8 +238,10 @@ struct resolve_body {
       source_view const& v = sources[static_cast<std::size_t>(k)];
       for (int i = t.rank(); i < rows * parts; i += T::width) {
         planned_row const r = planned_rows[i / parts];
-        std::int32_t const to = sources[0].is_staged(r.address) ? r.address - sources[0].staging + v.staging : r.address;
-        copy_row<any.row.in_row, any.row.at_page_end, in_row_width, page_end_width>(t, v.base, v.layout, to, v.host, v.host_layout, r.backing, i % parts, parts);
+        std::int32_t const to =
+            sources[0].is_staged(r.address) ? r.address - sources[0].staging + v.staging : r.address;
+        copy_row<any.row.in_row, any.row.at_page_end, in_row_width, page_end_width>(
+            t, v.base, v.layout, to, v.host, v.host_layout, r.backing, i % parts, parts);
       }
     }
   }
@@ -245,7 +252,9 @@ struct resolve_body {
     std::int64_t const rows = step.committed[row.slot] / ratio;
     if (rows == 0) return zero_address;
     map_entry const where = step.map.at(row.slot, (rows - 1) / rows_per_page);
-    return where.frame == frame_id::none ? zero_address : index(where.frame) * rows_per_page + static_cast<int>((rows - 1) % rows_per_page);
+    return where.frame == frame_id::none
+               ? zero_address
+               : index(where.frame) * rows_per_page + static_cast<int>((rows - 1) % rows_per_page);
   }
 
   template <class T>
@@ -256,7 +265,9 @@ struct resolve_body {
       }
       t.sync();
       for (int i = t.rank(); i < device_counts; i += T::width) {
-        std::uint64_t const k = i == static_cast<int>(count::fetched_bytes) ? std::uint64_t{s.counts[static_cast<int>(count::fetched_rows)]} * P::row.total() : s.counts[i];
+        std::uint64_t const k = i == static_cast<int>(count::fetched_bytes)
+                                    ? std::uint64_t{s.counts[static_cast<int>(count::fetched_rows)]} * P::row.total()
+                                    : s.counts[i];
         if (k > 0) t.add(counters + i, k);
       }
     }
@@ -282,7 +293,8 @@ struct replay_body {
       metadata::entries(out)[first + i] = metadata::translate(metadata::entries(in)[first + i], from, to);
     }
     if constexpr (metadata::packed) {
-      for (int j = t.rank(); j < queries; j += T::width) metadata::lengths(out)[item * queries + j] = metadata::lengths(in)[item * queries + j];
+      for (int j = t.rank(); j < queries; j += T::width)
+        metadata::lengths(out)[item * queries + j] = metadata::lengths(in)[item * queries + j];
     }
   }
 };

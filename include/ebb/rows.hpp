@@ -8,7 +8,8 @@
 
 namespace ebb {
 
-/// The bytes of one KV row: a segment stored row after row, and one stored for the whole page behind them (scales of FP8 and FP4 rows).
+/// The bytes of one KV row: a segment stored row after row, and one stored for the whole page behind them (scales of
+/// FP8 and FP4 rows).
 struct row_segments {
   int in_row;
   int at_page_end = 0;
@@ -22,7 +23,8 @@ constexpr int copy_width(std::int64_t bytes) {
   return width;
 }
 
-/// One page of one source: `rows` in-row segments, then `rows` page-end segments, then padding up to a multiple of `multiple`.
+/// One page of one source: `rows` in-row segments, then `rows` page-end segments, then padding up to a multiple of
+/// `multiple`.
 struct page_layout {
   int rows = 0;
   row_segments row{};
@@ -30,7 +32,9 @@ struct page_layout {
 
   constexpr page_layout() = default;
   constexpr page_layout(row_segments segments, int rows_per_page, int multiple)
-      : rows{rows_per_page}, row{segments}, stride{(std::int64_t{rows_per_page} * segments.total() + multiple - 1) / multiple * multiple} {}
+      : rows{rows_per_page},
+        row{segments},
+        stride{(std::int64_t{rows_per_page} * segments.total() + multiple - 1) / multiple * multiple} {}
 
   /// Byte offsets of the segments of a row address (frame · rows + offset) from the base of the pages.
   EBB_FN constexpr std::int64_t in_row_offset(std::int64_t address) const {
@@ -43,8 +47,11 @@ struct page_layout {
   EBB_FN constexpr std::int64_t payload() const { return std::int64_t{rows} * row.total(); }
   /// Bytes that one lane may copy at once, for every row of every page.
   constexpr int width() const {
-    int const segments = copy_width(row.in_row) < copy_width(row.at_page_end) ? copy_width(row.in_row) : copy_width(row.at_page_end);
-    int const pages = copy_width(stride) < copy_width(std::int64_t{rows} * row.in_row) ? copy_width(stride) : copy_width(std::int64_t{rows} * row.in_row);
+    int const segments =
+        copy_width(row.in_row) < copy_width(row.at_page_end) ? copy_width(row.in_row) : copy_width(row.at_page_end);
+    int const pages = copy_width(stride) < copy_width(std::int64_t{rows} * row.in_row)
+                          ? copy_width(stride)
+                          : copy_width(std::int64_t{rows} * row.in_row);
     return segments < pages ? segments : pages;
   }
 };
@@ -53,7 +60,9 @@ struct page_layout {
 EBB_FN constexpr std::int64_t complete_rows(std::int64_t tokens, int ratio) { return tokens / ratio; }
 
 /// Pages that hold `tokens` tokens.
-EBB_FN constexpr std::int64_t pages_for(std::int64_t tokens, int page_tokens) { return (tokens + page_tokens - 1) / page_tokens; }
+EBB_FN constexpr std::int64_t pages_for(std::int64_t tokens, int page_tokens) {
+  return (tokens + page_tokens - 1) / page_tokens;
+}
 
 /// True where every row of `pages` pages has an int32 address.
 constexpr bool addressable(std::int64_t pages, int rows_per_page) {

@@ -15,8 +15,8 @@ struct row_record {
   std::int32_t writable;    ///< tokens up to which it has pages
 };
 
-/// Words in front of the row records: requests in the batch, 1 where all of them are whole, first stamp of the staging table, then the first
-/// stamp of each set's table.
+/// Words in front of the row records: requests in the batch, 1 where all of them are whole, first stamp of the staging
+/// table, then the first stamp of each set's table.
 struct header_words {
   static constexpr int requests = 0;
   static constexpr int direct = 1;
@@ -157,7 +157,8 @@ struct clear_body {
   }
 };
 
-/// Lowers all stamps of a set's tables before they run out: the order of the newest half of the range survives. Item = request slot.
+/// Lowers all stamps of a set's tables before they run out: the order of the newest half of the range survives. Item =
+/// request slot.
 struct rebase_body {
   std::uint32_t* words;
   int ways;
@@ -182,8 +183,8 @@ template <policy P>
 struct uses_body {
   step_ref<P> step;
   std::int32_t const* slots;
-  int pages;             ///< of one request in the snapshot
-  std::uint32_t* out;    ///< [item][pages], host memory
+  int pages;           ///< of one request in the snapshot
+  std::uint32_t* out;  ///< [item][pages], host memory
 
   EBB_BODY
   template <team T>

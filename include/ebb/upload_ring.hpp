@@ -10,8 +10,8 @@
 
 namespace ebb {
 
-/// A ring of shared memory. `put` copies arguments in; `close` says that work reading them was enqueued up to an event. Where the ring is full,
-/// `put` waits for the oldest readers: an argument is never overwritten before it was read.
+/// A ring of shared memory. `put` copies arguments in; `close` says that work reading them was enqueued up to an event.
+/// Where the ring is full, `put` waits for the oldest readers: an argument is never overwritten before it was read.
 template <space S>
 class upload_ring {
  public:

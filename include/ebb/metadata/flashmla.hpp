@@ -5,8 +5,8 @@
 
 namespace ebb {
 
-/// Row addresses in selection order, −1 in every unused entry, rows padded to a multiple of 64 entries: `[rows][round_up(top_k, 64)]`.
-/// Choose it for FlashMLA and kernels with its index format.
+/// Row addresses in selection order, −1 in every unused entry, rows padded to a multiple of 64 entries:
+/// `[rows][round_up(top_k, 64)]`. Choose it for FlashMLA and kernels with its index format.
 struct flashmla {
   using entry = std::int32_t;
   struct ref {
@@ -17,7 +17,9 @@ struct flashmla {
   EBB_FN static entry* entries(ref r) { return r.indices; }
   EBB_FN static entry make(source_view const&, std::int32_t address) { return address; }
   EBB_FN static entry invalid() { return -1; }
-  EBB_FN static entry translate(entry e, source_view const& from, source_view const& to) { return plain_rows::translate(e, from, to); }
+  EBB_FN static entry translate(entry e, source_view const& from, source_view const& to) {
+    return plain_rows::translate(e, from, to);
+  }
 };
 static_assert(metadata<flashmla>);
 

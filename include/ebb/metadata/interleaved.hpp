@@ -5,9 +5,9 @@
 
 namespace ebb {
 
-/// Row indices from the base of one allocation `[block][layer][row]`: block · (layers · rows) + layer · rows + row, −1 where there is none.
-/// Choose it for engines with one block table for all layers. Needs borrowed arenas whose frame stride is the page strides of all sources
-/// together, and one ratio.
+/// Row indices from the base of one allocation `[block][layer][row]`: block · (layers · rows) + layer · rows + row, −1
+/// where there is none. Choose it for engines with one block table for all layers. Needs borrowed arenas whose frame
+/// stride is the page strides of all sources together, and one ratio.
 struct interleaved {
   using entry = std::int32_t;
   struct ref {

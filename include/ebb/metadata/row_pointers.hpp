@@ -5,8 +5,8 @@
 
 namespace ebb {
 
-/// A pointer to the in-row segment of each selected row, in selection order, null where there is none: `[rows][top_k]`. Choose it where row
-/// addresses of one source do not fit an index the kernel understands. Costs twice the bytes.
+/// A pointer to the in-row segment of each selected row, in selection order, null where there is none: `[rows][top_k]`.
+/// Choose it where row addresses of one source do not fit an index the kernel understands. Costs twice the bytes.
 struct row_pointers {
   using entry = std::byte const*;
   struct ref {
@@ -15,7 +15,9 @@ struct row_pointers {
   static constexpr bool packed = false;
   static constexpr int width(int top_k) { return top_k; }
   EBB_FN static entry* entries(ref r) { return r.rows; }
-  EBB_FN static entry make(source_view const& v, std::int32_t address) { return v.base + v.layout.in_row_offset(address); }
+  EBB_FN static entry make(source_view const& v, std::int32_t address) {
+    return v.base + v.layout.in_row_offset(address);
+  }
   EBB_FN static entry invalid() { return nullptr; }
   EBB_FN static entry translate(entry e, source_view const& from, source_view const& to) {
     if (e == nullptr) return e;

@@ -8,8 +8,8 @@
 
 namespace ebb {
 
-/// One way of the row cache: `[position | exponent | stamp]`, low bits last. Stamp 0 is an empty way; a way whose stamp is that of the
-/// running resolve is pinned.
+/// One way of the row cache: `[position | exponent | stamp]`, low bits last. Stamp 0 is an empty way; a way whose stamp
+/// is that of the running resolve is pinned.
 struct word_format {
   int position_bits = 20;
   int exponent_bits = 0;
@@ -17,8 +17,12 @@ struct word_format {
   EBB_FN constexpr int stamp_bits() const { return 32 - position_bits - exponent_bits; }
   EBB_FN constexpr std::uint32_t last_stamp() const { return (1u << stamp_bits()) - 1; }
   EBB_FN constexpr std::uint32_t stamp(std::uint32_t word) const { return word & last_stamp(); }
-  EBB_FN constexpr std::uint32_t exponent(std::uint32_t word) const { return (word >> stamp_bits()) & ((1u << exponent_bits) - 1); }
-  EBB_FN constexpr std::int32_t position(std::uint32_t word) const { return static_cast<std::int32_t>(word >> (32 - position_bits)); }
+  EBB_FN constexpr std::uint32_t exponent(std::uint32_t word) const {
+    return (word >> stamp_bits()) & ((1u << exponent_bits) - 1);
+  }
+  EBB_FN constexpr std::int32_t position(std::uint32_t word) const {
+    return static_cast<std::int32_t>(word >> (32 - position_bits));
+  }
   EBB_FN constexpr std::uint32_t make(std::int32_t position, std::uint32_t exponent, std::uint32_t stamp) const {
     return (static_cast<std::uint32_t>(position) << (32 - position_bits)) | (exponent << stamp_bits()) | stamp;
   }
@@ -46,9 +50,9 @@ struct lru {
 };
 static_assert(eviction_order<lru>);
 
-/// Recency plus eight steps per doubling of uses: a row used often outlives rows that were used once, later. On recorded selections it
-/// fetches 3 to 15 % fewer rows than `lru`, so it is the default. The use count is a Morris counter of two bits: it rises from e with
-/// probability 2^-e, decided by a hash of position and stamp.
+/// Recency plus eight steps per doubling of uses: a row used often outlives rows that were used once, later. On
+/// recorded selections it fetches 3 to 15 % fewer rows than `lru`, so it is the default. The use count is a Morris
+/// counter of two bits: it rises from e with probability 2^-e, decided by a hash of position and stamp.
 struct lrfu {
   static constexpr int exponent_bits = 2;
   EBB_FN static constexpr std::uint32_t key(word_format f, std::uint32_t word, int steps) {

@@ -1,5 +1,6 @@
 #pragma once
-/// Keep orders: which history stays on the GPU when not all of it can. One order, revoked from its bottom and refilled from its top.
+/// Keep orders: which history stays on the GPU when not all of it can. One order, revoked from its bottom and refilled
+/// from its top.
 
 #include <ebb/config.hpp>
 
@@ -14,10 +15,11 @@ namespace ebb {
 
 /// What a keep order sees of one request that could give (revoke) or get (refill) pages.
 struct holder {
-  std::int64_t admitted;                 ///< ordinal of its admission: smaller is older
-  int pages;                             ///< pages of its history
-  int limit;                             ///< pages it could give, or get
-  std::span<std::uint32_t const> uses;   ///< with `wants_uses`: uses of exactly those pages, in the order in which they would go or come
+  std::int64_t admitted;  ///< ordinal of its admission: smaller is older
+  int pages;              ///< pages of its history
+  int limit;              ///< pages it could give, or get
+  std::span<std::uint32_t const>
+      uses;  ///< with `wants_uses`: uses of exactly those pages, in the order in which they would go or come
 };
 
 /// A keep order.
@@ -25,10 +27,11 @@ struct holder {
 /// | expression | returns | meaning |
 /// |---|---|---|
 /// | `K::wants_uses` | bool | pages are ranked by how often they were selected, not by age; the resolver then counts |
-/// | `K::revoke(holders, n, quota)` | – | quota[i] = how many pages holders[i] gives, n in all (or all there are), never above its limit |
-/// | `K::refill(holders, n, quota)` | – | the same for pages handed back |
+/// | `K::revoke(holders, n, quota)` | – | quota[i] = how many pages holders[i] gives, n in all (or all there are),
+/// never above its limit | | `K::refill(holders, n, quota)` | – | the same for pages handed back |
 ///
-/// Within a request pages go oldest first and come back newest first; with `wants_uses` least used first and most used first, ties by age.
+/// Within a request pages go oldest first and come back newest first; with `wants_uses` least used first and most used
+/// first, ties by age.
 template <class K>
 concept keep_order = requires(std::span<holder const> h, std::span<int> quota) {
   { K::wants_uses } -> std::convertible_to<bool>;
@@ -56,8 +59,8 @@ inline void share_in_proportion(std::span<holder const> h, int n, std::span<int>
   for (std::size_t k = 0; given < n; ++k, ++given) ++quota[by_remainder[k]];
 }
 
-/// Keeps the newest history of everybody: the oldest pages go first, in proportion to holdings. The published order, and the default:
-/// nobody loses more than others, and it needs no counts.
+/// Keeps the newest history of everybody: the oldest pages go first, in proportion to holdings. The published order,
+/// and the default: nobody loses more than others, and it needs no counts.
 struct newest {
   static constexpr bool wants_uses = false;
   static void revoke(std::span<holder const> h, int n, std::span<int> quota) { share_in_proportion(h, n, quota); }
@@ -65,9 +68,9 @@ struct newest {
 };
 static_assert(keep_order<newest>);
 
-/// Keeps the pages that were selected most, whoever holds them. Choose it for long histories at partial residency: on recorded 32 K
-/// selections it fetched 23 to 60 % fewer rows than `newest` behind the same hot rows; at 8 K it makes no difference. Costs a counter per
-/// page and a look at every candidate page when something moves.
+/// Keeps the pages that were selected most, whoever holds them. Choose it for long histories at partial residency: on
+/// recorded 32 K selections it fetched 23 to 60 % fewer rows than `newest` behind the same hot rows; at 8 K it makes no
+/// difference. Costs a counter per page and a look at every candidate page when something moves.
 struct most_selected {
   static constexpr bool wants_uses = true;
   static void revoke(std::span<holder const> h, int n, std::span<int> quota) {
@@ -104,8 +107,8 @@ struct most_selected {
 };
 static_assert(keep_order<most_selected>);
 
-/// Keeps whole requests: the youngest gives all its loans before the next one gives any, and the oldest is refilled first. Choose it where
-/// few requests should run at full speed rather than all at half.
+/// Keeps whole requests: the youngest gives all its loans before the next one gives any, and the oldest is refilled
+/// first. Choose it where few requests should run at full speed rather than all at half.
 struct whole_requests {
   static constexpr bool wants_uses = false;
   static void revoke(std::span<holder const> h, int n, std::span<int> quota) {

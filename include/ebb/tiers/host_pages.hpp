@@ -8,7 +8,8 @@ namespace ebb {
 
 /// Where a missing row may be fetched: its host page, if it has one.
 ///
-/// A backing tier offers `fetch(entry, offset, rows_per_page)`: the row's index in its store, or −1 for "not here", asked in list order.
+/// A backing tier offers `fetch(entry, offset, rows_per_page)`: the row's index in its store, or −1 for "not here",
+/// asked in list order.
 struct host_pages {
   static constexpr tier_kind kind = tier_kind::backing;
 

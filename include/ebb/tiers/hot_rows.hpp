@@ -6,11 +6,13 @@
 
 namespace ebb {
 
-/// A request's fixed cache of single rows in its own frames. A look reads two sets of 64 bytes, whatever the size of the cache.
-/// `Order` chooses the victim among the unpinned ways of both sets: `lrfu` (default) or `lru`.
+/// A request's fixed cache of single rows in its own frames. A look reads two sets of 64 bytes, whatever the size of
+/// the cache. `Order` chooses the victim among the unpinned ways of both sets: `lrfu` (default) or `lru`.
 template <class Order>
 struct hot_rows {
-  static_assert(eviction_order<Order>, "ebb policy: the order of hot_rows is not an eviction order; use lru, lrfu or a type with exponent_bits, key and used");
+  static_assert(eviction_order<Order>,
+                "ebb policy: the order of hot_rows is not an eviction order; use lru, lrfu or a type with "
+                "exponent_bits, key and used");
   static constexpr tier_kind kind = tier_kind::cache;
   static constexpr int exponent_bits = Order::exponent_bits;
 
@@ -73,12 +75,14 @@ struct hot_rows {
   EBB_BODY
   template <team T>
   EBB_FN static bool pin(T const& t, row_table const& table, int way, std::uint32_t word, std::int32_t position) {
-    return t.cas(table.words + way, word, table.format.make(position, Order::used(table.format, word, table.now), table.now));
+    return t.cas(table.words + way, word,
+                 table.format.make(position, Order::used(table.format, word, table.now), table.now));
   }
   /// Claims the least unpinned way of the given sets, an empty one before any other; a failed CAS starts again.
   EBB_BODY
   template <team T>
-  EBB_FN static claimed claim_in(T const& t, row_table const& table, std::int32_t position, int const* first, int sets, int size) {
+  EBB_FN static claimed claim_in(T const& t, row_table const& table, std::int32_t position, int const* first, int sets,
+                                 int size) {
     for (;;) {
       int victim = -1;
       std::uint32_t victim_word = 0;

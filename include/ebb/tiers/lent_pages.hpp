@@ -5,8 +5,9 @@
 
 namespace ebb {
 
-/// Committed pages in frames that nobody requires. They are found by the one map load that also finds required pages, so the tier has no
-/// `find` of its own; naming it lets the allocator lend. Leave it out for a fixed budget per request.
+/// Committed pages in frames that nobody requires. They are found by the one map load that also finds required pages,
+/// so the tier has no `find` of its own; naming it lets the allocator lend. Leave it out for a fixed budget per
+/// request.
 struct lent_pages {
   static constexpr tier_kind kind = tier_kind::lent;
 };

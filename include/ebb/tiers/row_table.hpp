@@ -7,15 +7,15 @@
 
 namespace ebb {
 
-/// One word for each row slot of a request, in `word_format`. A word stamped `now` is pinned: within one resolve a word changes at most
-/// once, from unpinned to pinned. All zero after admit, resume and truncate.
-/// Concurrency: lanes of one team race on the words; they change them by `team.cas` alone.
+/// One word for each row slot of a request, in `word_format`. A word stamped `now` is pinned: within one resolve a word
+/// changes at most once, from unpinned to pinned. All zero after admit, resume and truncate. Concurrency: lanes of one
+/// team race on the words; they change them by `team.cas` alone.
 struct row_table {
   std::uint32_t* words;
-  int ways;             ///< row slots
+  int ways;  ///< row slots
   word_format format;
-  std::uint32_t now;    ///< stamp of the running resolve
-  int steps;            ///< resolves of this table in one step
+  std::uint32_t now;  ///< stamp of the running resolve
+  int steps;          ///< resolves of this table in one step
 };
 
 /// Where a row ends up: its slot, and whether this lane won it and must fetch the row. Slot −1: no room here.
@@ -31,10 +31,11 @@ struct claimed {
 /// | `C::kind` | tier_kind | `cache` or `staging` |
 /// | `C::exponent_bits` | int | bits of a word it wants besides position and stamp |
 /// | `C::find(t, table, position)` | way or −1 | a committed row cached earlier; pins it |
-/// | `C::claim(t, table, position, last)` | claimed | a slot for a row that no lane found, or the slot that another lane just gave it; with `last`, anything unpinned will do |
+/// | `C::claim(t, table, position, last)` | claimed | a slot for a row that no lane found, or the slot that another
+/// lane just gave it; with `last`, anything unpinned will do |
 ///
-/// Lanes that claim one position must walk the same slots in the same order, looking at each whether it already holds the position with
-/// stamp `now`, so that two can never both win.
+/// Lanes that claim one position must walk the same slots in the same order, looking at each whether it already holds
+/// the position with stamp `now`, so that two can never both win.
 template <class C>
 concept row_place = tier<C> && requires(serial_team const t, row_table const& table) {
   { C::exponent_bits } -> std::convertible_to<int>;
@@ -50,6 +51,8 @@ EBB_FN constexpr std::uint32_t mix(std::uint32_t x, std::uint32_t seed) {
   return x ^ (x >> 16);
 }
 /// Maps a hash onto 0 … n − 1.
-EBB_FN constexpr int onto(std::uint32_t hash, int n) { return static_cast<int>((std::uint64_t{hash} * static_cast<std::uint32_t>(n)) >> 32); }
+EBB_FN constexpr int onto(std::uint32_t hash, int n) {
+  return static_cast<int>((std::uint64_t{hash} * static_cast<std::uint32_t>(n)) >> 32);
+}
 
 }  // namespace ebb

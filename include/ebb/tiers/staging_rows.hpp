@@ -5,7 +5,8 @@
 
 namespace ebb {
 
-/// Rows of one resolve, forgotten by the next: a word counts only when stamped `now`. Probed cyclically from the position's hash.
+/// Rows of one resolve, forgotten by the next: a word counts only when stamped `now`. Probed cyclically from the
+/// position's hash.
 struct staging_rows {
   static constexpr tier_kind kind = tier_kind::staging;
   static constexpr int exponent_bits = 0;

@@ -1,0 +1,375 @@
+#pragma once
+/// Which page sits in which frame: seats, loans, revocation and refill.
+
+#include <ebb/capacity.hpp>
+#include <ebb/ledger.hpp>
+#include <ebb/orders/keep.hpp>
+#include <ebb/policy.hpp>
+
+#include <optional>
+
+namespace ebb {
+
+/// Sizes of an allocator; `hot` and `tail` are frames of one request.
+struct allocator_sizes {
+  int frames;
+  int host_pages;
+  int requests;
+  std::int64_t max_tokens;
+  int tail;
+  int hot;
+  int run = 1;  ///< host pages handed out together
+};
+
+/// Moves pages in and out of frames, by the keep order where not all can stay. Part of `loan_allocator`, which decides
+/// who may have frames. Host only, one control thread. Cost: grows with the pages moved, and with the requests where
+/// loans are revoked or refilled.
+template <policy P>
+class seating {
+  using keep = typename P::keep;
+  static_assert(keep_order<keep>, "ebb policy: `keep` is not a keep order; it needs wants_uses, revoke and refill");
+
+ public:
+  explicit seating(allocator_sizes const& sizes)
+      : sizes_{sizes}, book_{sizes.frames, sizes.host_pages, sizes.requests, sizes.run, P::page_tokens} {}
+
+  ledger& book() { return book_; }
+  ledger const& book() const { return book_; }
+  allocator_sizes const& sizes() const { return sizes_; }
+
+  /// True for a request longer than its required frames: its history can be lent and revoked.
+  bool is_long(request_record const& r) const {
+    return P::tiers::caches && book_.pages_of(r.tokens_max) > sizes_.tail + sizes_.hot;
+  }
+  int tail_first(request_record const& r) const { return std::max(0, static_cast<int>(r.pages.size()) - sizes_.tail); }
+  /// Frames that may become loans: usable ones that nobody asked for or holds.
+  int spare() const { return P::tiers::lends ? std::max(0, book_.frames.usable() - spoken_for_) : 0; }
+  /// Frames that pending calls wait for or that holds keep: not spare.
+  void speak_for(int frames) { spoken_for_ = frames; }
+
+  /// Inside an open step no page leaves its frame.
+  void open_step() { step_open_ = true; }
+  void close_step() { step_open_ = false; }
+  bool step_open() const { return step_open_; }
+  void count_step() { ++step_; }
+
+  bool is_required(request_record const& r, int p) const {
+    return !is_long(r) || r.pinned || p >= tail_first(r) || (r.hot.empty() && p < sizes_.hot);
+  }
+  /// States of its pages from `first` on, after the tail moved or the request's mode changed.
+  void refresh(request_record& r, int first) {
+    for (int p = first; p < static_cast<int>(r.pages.size()); ++p) {
+      if (!book_.has_frame(r, p)) continue;
+      frame_state const s = book_.state(r, p);
+      if (s == frame_state::required || s == frame_state::lent)
+        book_.set_state(r, p, is_required(r, p) ? frame_state::required : frame_state::lent);
+    }
+  }
+
+  /// Makes the request ready to write tokens up to `upper`: every page it writes is in a frame of its own.
+  void grow(request_record& r, std::int64_t upper) {
+    int const pages = book_.pages_of(upper);
+    int const first_written = static_cast<int>(r.tokens / P::page_tokens);
+    while (static_cast<int>(r.pages.size()) > std::max(pages, book_.pages_of(r.tokens))) shed_last(r);
+    int const before = tail_first(r);
+    while (static_cast<int>(r.pages.size()) < pages) book_.append(r);
+    refresh(r, before);
+    if (r.missing > 0) bring_back(r, first_written);
+    for (int p = first_written; p < pages; ++p) {
+      if (!book_.has_frame(r, p)) seat(r, p);
+      arrive(r, p);
+    }
+  }
+
+  /// Hands pages back within `budget` pages, from the top of the keep order.
+  void refill(int budget) {
+    int n = std::min({budget, spare(), static_cast<int>(book_.frames.count(frame_state::free))});
+    if (n <= 0) return;
+    collect_holders([&](request_record const& r) { return refillable(r); }, false);
+    quota_.assign(holders_.size(), 0);
+    keep::refill(holders_, n, quota_);
+    for (std::size_t i = 0; i < holders_.size(); ++i) {
+      request_record& r = *holding_[i];
+      pick(r, quota_[i], false, [&](int p) {
+        auto const f = book_.frames.take_free(frame_state::filling, r.id.slot, p);
+        book_.place(r, p, *f);
+        if (book_.copy(copy_kind::refill, r, p, 0, P::page_tokens)) return;
+        --book_.counts.lent;
+        book_.frames.retire(book_.lift(r, p), ticket::none, true);
+      });
+    }
+  }
+
+  /// Uses the frames that the request has idle: all its pages if they suffice, else hot rows and the pages that an
+  /// import will write, which may also sit in spare frames, as loans.
+  void settle_in(request_record& r) {
+    int const pages = static_cast<int>(r.pages.size());
+    int const first_new = static_cast<int>((r.tokens + P::page_tokens - 1) / P::page_tokens);
+    int const absent = pages - r.framed;
+    int const room = static_cast<int>(r.idle.size()) + (pages > first_new ? spare() : 0);
+    if (absent > room && is_long(r) && !r.pinned && r.hot.empty() && static_cast<int>(r.idle.size()) >= sizes_.hot)
+      make_hot(r, false);
+    int const end = r.hot.empty() || r.pinned ? 0 : first_new;
+    for (int p = pages; p-- > end;) {
+      if (book_.has_frame(r, p)) continue;
+      std::optional<frame_id> f;
+      if (!r.idle.empty()) {
+        f = from_idle(r, p);
+      } else if (p >= first_new && spare() > 0) {
+        f = book_.frames.take_free(is_required(r, p) ? frame_state::required : frame_state::lent, r.id.slot, p);
+      }
+      if (!f) break;
+      book_.place(r, p, *f);
+      if (book_.copy(copy_kind::restore, r, p, 0, book_.tokens_in(r, p))) continue;
+      book_.retire(book_.lift(r, p));
+      break;
+    }
+  }
+
+  /// Chooses up to n lent pages from the bottom of the keep order; how many.
+  int revoke(int n) {
+    collect_holders([](request_record const& r) { return r.lent; }, true);
+    quota_.assign(holders_.size(), 0);
+    keep::revoke(holders_, n, quota_);
+    int chosen = 0;
+    for (std::size_t i = 0; i < holders_.size(); ++i) {
+      if (quota_[i] == 0) continue;
+      holding_[i]->revoked_at = step_;
+      pick(*holding_[i], quota_[i], true, [&](int p) {
+        book_.mark(*holding_[i], p);
+        ++chosen;
+      });
+    }
+    if (!step_open_) settle_marked();
+    return chosen;
+  }
+
+  /// Chosen pages whose host copies are complete leave their frames.
+  void settle_marked() {
+    auto const chosen = std::exchange(book_.marked, {});
+    for (auto [slot, p] : chosen) {
+      request_record& r = book_.at(slot);
+      if (p >= static_cast<int>(r.pages.size()) || !book_.is_marked(r, p)) continue;
+      bool leaves = book_.back_up(r, p) && book_.complete(r, p);
+      if (leaves && wants_hot(r)) leaves = make_hot(r, false);
+      if (!book_.is_marked(r, p)) continue;
+      if (!leaves) {
+        book_.marked.emplace_back(slot, p);
+        continue;
+      }
+      if (r.phase != phase::preempted) ++book_.counts.revoked;
+      book_.drop(r, p);
+    }
+  }
+  void unmark(request_record& r) {
+    for (auto [slot, p] : book_.marked) {
+      if (slot == r.id.slot && p < static_cast<int>(r.pages.size()) && book_.is_marked(r, p))
+        book_.set_state(r, p, frame_state::required);
+    }
+    std::erase_if(book_.marked, [&](auto const& m) { return m.first == r.id.slot; });
+  }
+
+  void shed_last(request_record& r) {
+    int const p = static_cast<int>(r.pages.size()) - 1;
+    if (book_.has_frame(r, p)) book_.drop(r, p);
+    book_.hosts.release(book_.page(r, p).at.host, std::max(book_.main, book_.page(r, p).busy));
+    --r.missing;
+    r.pages.pop_back();
+    r.uses.pop_back();
+    r.run = r.pages.empty() ? host_page_id::none : r.pages.back().at.host;
+  }
+
+ private:
+  frame_id from_idle(request_record& r, int p) {
+    frame_id const f = r.idle.back();
+    r.idle.pop_back();
+    book_.frames.set(f, is_required(r, p) ? frame_state::required : frame_state::lent, r.id.slot, p);
+    return f;
+  }
+  /// A whole request that lacks pages gets them, or hot rows instead.
+  void bring_back(request_record& r, int end) {
+    if (!r.hot.empty() && !r.pinned) return;
+    for (int p = 0; p < end; ++p) {
+      if (book_.has_frame(r, p)) continue;
+      if (is_long(r) && !r.pinned) {
+        make_hot(r, true);
+        return;
+      }
+      seat(r, p);
+    }
+    for (int p = 0; p < end; ++p) arrive(r, p);
+  }
+
+  /// Finds a frame for page p: idle, spare, or due to the request; else its own least wanted page makes way.
+  void seat(request_record& r, int p) {
+    frame_state const use = is_required(r, p) ? frame_state::required : frame_state::lent;
+    frame_id f;
+    if (!r.idle.empty()) {
+      f = from_idle(r, p);
+    } else if (book_.held(r) < r.reserve || spare() > 0) {
+      f = obtain(r, p, use);
+    } else {
+      if (is_long(r) && r.hot.empty() && !make_hot(r, true)) throw_no_frame(r, p);
+      f = reuse_own(r, p, use);
+    }
+    book_.place(r, p, f);
+    if (book_.tokens_in(r, p) == 0) return book_.land(r, p);
+    if (!book_.copy(copy_kind::restore, r, p, 0, book_.tokens_in(r, p))) {
+      book_.retire(book_.lift(r, p));
+      throw_no_frame(r, p);
+    }
+  }
+  frame_id reuse_own(request_record& r, int p, frame_state use) {
+    std::optional<frame_id> f;
+    pick(r, 1, true, [&](int victim) {
+      if (f || !book_.back_up_now(r, victim)) return;
+      f = book_.lift(r, victim);
+      ++book_.counts.revoked;
+      book_.frames.set(*f, use, r.id.slot, p);
+    });
+    return f ? *f : obtain(r, p, use);
+  }
+  /// The page's rows are readable by the main stream from now on.
+  void arrive(request_record& r, int p) {
+    if (!book_.has_frame(r, p) || book_.page(r, p).mapped) return;
+    book_.wait_main(book_.page(r, p).busy);
+    if (book_.state(r, p) == frame_state::filling) book_.set_state(r, p, frame_state::lent);
+    book_.land(r, p);
+  }
+
+  /// A frame for the main stream's next work, whatever it takes: free, revoked, or waited for.
+  frame_id obtain(request_record& r, int p, frame_state use) {
+    if (auto f = book_.frames.take(use, r.id.slot, p)) return *f;
+    if (book_.marked.empty()) revoke(1);
+    if (auto f = book_.frames.take(use, r.id.slot, p)) return *f;
+    if (auto f = book_.frames.take_cooling(use, r.id.slot, p)) {
+      book_.wait_main(book_.frames[*f].after);
+      ++book_.counts.forced_waits;
+      return *f;
+    }
+    auto const chosen = book_.marked;
+    for (auto [slot, page] : chosen) {
+      request_record& victim = book_.at(slot);
+      if (page >= static_cast<int>(victim.pages.size()) || !book_.is_marked(victim, page) ||
+          !book_.back_up_now(victim, page))
+        continue;
+      if (wants_hot(victim) && !make_hot(victim, true)) continue;
+      settle_marked();
+      if (auto f = book_.frames.take(use, r.id.slot, p)) return *f;
+    }
+    throw_no_frame(r, p);
+  }
+  [[noreturn]] void throw_no_frame(request_record const& r, int p) const {
+    throw std::runtime_error("begin_step: page " + std::to_string(p) + " of the request in slot " +
+                             std::to_string(r.id.slot) +
+                             " has no frame: the copies that would free or fill one were refused");
+  }
+
+  bool wants_hot(request_record const& r) const {
+    return r.phase != phase::preempted && is_long(r) && !r.pinned && r.hot.empty();
+  }
+
+  /// The request's idle frames and oldest pages become its hot rows. Not `forced`: only where their host copies are
+  /// complete, which are asked for otherwise. False where it could not be done.
+  bool make_hot(request_record& r, bool forced) {
+    int const wanted = sizes_.hot - static_cast<int>(r.idle.size());
+    std::vector<int> oldest;
+    bool backed = true;
+    for (int p = 0; p < tail_first(r) && static_cast<int>(oldest.size()) < wanted; ++p) {
+      if (!book_.has_frame(r, p) || !book_.page(r, p).mapped) continue;
+      oldest.push_back(p);
+      backed &= forced ? book_.back_up_now(r, p) : book_.back_up(r, p) && book_.complete(r, p);
+    }
+    if (!backed || (!forced && static_cast<int>(oldest.size()) < wanted)) return false;
+    for (int i = 0; i < sizes_.hot && !r.idle.empty(); ++i) {
+      r.hot.push_back(r.idle.back());
+      r.idle.pop_back();
+    }
+    for (int p : oldest) r.hot.push_back(book_.lift(r, p));
+    while (static_cast<int>(r.hot.size()) < sizes_.hot) r.hot.push_back(obtain(r, -1, frame_state::required));
+    for (frame_id f : r.hot) book_.frames.set(f, frame_state::required, r.id.slot, -1);
+    book_.out.hot.push_back(r.id.slot);
+    book_.out.clear.push_back(r.id.slot);
+    refresh(r, 0);
+    return true;
+  }
+
+  int refillable(request_record const& r) const {
+    bool const rested = step_ - r.revoked_at > defaults::refill_pause;
+    return is_long(r) && rested ? std::max(0, std::min(static_cast<int>(r.pages.size()) - r.framed, tail_first(r))) : 0;
+  }
+  bool may_go(request_record const& r, int p) const {
+    return book_.has_frame(r, p) && book_.page(r, p).mapped && book_.state(r, p) == frame_state::lent;
+  }
+  bool may_come(request_record const& r, int p) const {
+    return !book_.has_frame(r, p) && book_.page(r, p).backed == P::page_tokens;
+  }
+
+  /// Pages of r in the order in which they would go or come.
+  void candidates(request_record const& r, bool going, std::vector<int>& out) const {
+    out.clear();
+    int const end = tail_first(r);
+    for (int i = 0; i < end; ++i) {
+      int const p = going ? i : end - 1 - i;
+      if (going ? may_go(r, p) : may_come(r, p)) out.push_back(p);
+    }
+    std::stable_sort(out.begin(), out.end(), [&](int a, int b) {
+      std::uint32_t const ua = r.uses[static_cast<std::size_t>(a)];
+      std::uint32_t const ub = r.uses[static_cast<std::size_t>(b)];
+      return going ? ua < ub : ua > ub;
+    });
+  }
+  /// Calls f for the first n pages of r in that order.
+  template <class F>
+  void pick(request_record& r, int n, bool going, F f) {
+    if constexpr (keep::wants_uses) {
+      std::vector<int> order;
+      candidates(r, going, order);
+      for (int i = 0; i < std::min(n, static_cast<int>(order.size())); ++i) f(order[static_cast<std::size_t>(i)]);
+    } else {
+      int const end = tail_first(r);
+      for (int i = 0; i < end && n > 0; ++i) {
+        int const p = going ? i : end - 1 - i;
+        if (going ? !may_go(r, p) : !may_come(r, p)) continue;
+        f(p);
+        --n;
+      }
+    }
+  }
+
+  template <class Limit>
+  void collect_holders(Limit limit, bool going) {
+    holders_.clear();
+    holding_.clear();
+    uses_.clear();
+    for (int slot = 0; slot < sizes_.requests; ++slot) {
+      request_record& r = book_.at(slot);
+      if (r.phase != phase::running) continue;
+      int n = limit(r);
+      if (n <= 0) continue;
+      if constexpr (keep::wants_uses) {
+        std::vector<int> order;
+        candidates(r, going, order);
+        n = std::min(n, static_cast<int>(order.size()));
+        if (n == 0) continue;
+        auto& uses = uses_.emplace_back();
+        for (int p : order) uses.push_back(r.uses[static_cast<std::size_t>(p)]);
+      }
+      holding_.push_back(&r);
+      holders_.push_back({r.admitted, static_cast<int>(r.pages.size()), n, {}});
+    }
+    for (std::size_t i = 0; i < uses_.size(); ++i) holders_[i].uses = uses_[i];
+  }
+
+  allocator_sizes sizes_;
+  ledger book_;
+  int spoken_for_ = 0;
+  long long step_ = 0;
+  bool step_open_ = false;
+  std::vector<holder> holders_;
+  std::vector<request_record*> holding_;
+  std::vector<std::vector<std::uint32_t>> uses_;
+  std::vector<int> quota_;
+};
+
+}  // namespace ebb

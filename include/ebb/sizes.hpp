@@ -1,0 +1,91 @@
+#pragma once
+/// Sizes of an instance: what the engine gives, what follows, and what is refused.
+
+#include <ebb/arenas.hpp>
+
+namespace ebb {
+
+/// Constructor arguments of `residency`. Counts, except where a unit is named.
+struct sizes {
+  int frames;               ///< frames of the GPU, each one page of every source
+  int host_pages;           ///< pages of the host store
+  int requests;             ///< request slots, preempted ones too
+  int max_batch;            ///< requests of one step at most
+  std::int64_t max_tokens;  ///< longest request; fixes the map's width and the position bits
+  int hot_rows = 0;         ///< of one request, at r = 1
+  int staging_rows = -1;    ///< of one request; −1: max_queries · top_k − ways, at least 0
+  int steps_in_flight = 1;
+  long long refill_bytes = defaults::refill_bytes;  ///< handed back per step at most
+  layer_range layers = {};                          ///< of a pipeline rank
+  host_kind host = host_kind::managed;
+  std::span<arena_view const> arenas = {};  ///< borrowed GPU memory, one for each local source; empty: owned
+  std::byte* host_memory = nullptr;         ///< borrowed host store; null: owned
+};
+
+/// Sizes of one policy on one rank, with all that follows from them.
+template <policy P>
+struct sizing {
+  ebb::sizes s;
+  int tail = 0;          ///< frames of a request's tail
+  int hot = 0;           ///< frames of its hot rows
+  int staging_ways = 0;  ///< staging slots of a request
+  int bits = 0;          ///< position bits of a table word
+
+  /// Throws: std::invalid_argument naming the first illegal size, its value and what is legal.
+  explicit sizing(ebb::sizes const& given, geometry<P> const& g) : s{given} {
+    auto const positive = [](char const* name, long long v) { require(v > 0, name, v, "1 or more"); };
+    positive("frames", s.frames);
+    positive("host_pages", s.host_pages);
+    positive("requests", s.requests);
+    positive("max_batch", s.max_batch);
+    positive("max_tokens", s.max_tokens);
+    positive("steps_in_flight", s.steps_in_flight);
+    require(s.max_tokens <= (std::int64_t{1} << 30), "max_tokens", s.max_tokens, "up to 1073741824");
+    require(s.max_batch <= s.requests, "max_batch", s.max_batch, "up to requests, " + std::to_string(s.requests));
+    require(s.refill_bytes >= 0, "refill_bytes", s.refill_bytes, "0 or more");
+    require(s.hot_rows >= 0, "hot_rows", s.hot_rows, "0 or more");
+    tail = tail_pages(P::page_tokens, P::max_queries, s.steps_in_flight);
+    if constexpr (P::tiers::caches) {
+      hot = hot_frames(s.hot_rows, P::page_tokens);
+      check_rows(g);
+      bits = position_bits(s.max_tokens, g.smallest_ratio());
+      word_format const f{bits, P::tiers::cache::exponent_bits};
+      int most = 1;
+      for (int set = 0; set < g.sets(); ++set) most = std::max(most, g.groups_of_set(set));
+      require(f.stamp_bits() >= 4 && static_cast<int>(f.last_stamp()) / 2 > std::max(most, g.groups()), "max_tokens",
+              s.max_tokens,
+              "so few that position bits (" + std::to_string(bits) + ") leave stamps for " +
+                  std::to_string(std::max(most, g.groups())) + " resolves a step in 32 bits");
+    } else {
+      require(s.hot_rows == 0, "hot_rows", s.hot_rows, "0, where the tiers have no row cache");
+    }
+    int const least = required_frames(1, P::page_tokens, tail, hot, P::tiers::caches);
+    require(s.frames >= least, "frames", s.frames, "at least " + std::to_string(least) + ", what one request requires");
+  }
+
+ private:
+  void check_rows(geometry<P> const& g) {
+    int fewest = -1;
+    int widest = 1;
+    for (int set = 0; set < g.sets(); ++set) {
+      int const rows = P::page_tokens / g.ratio_of_set(set);
+      int const ways = table_ways(hot, rows);
+      require(ways >= P::top_k, "hot_rows", s.hot_rows,
+              "at least " + std::to_string(P::top_k * g.ratio_of_set(set)) + ": a selection of top_k " +
+                  std::to_string(P::top_k) + " must fit");
+      fewest = fewest < 0 ? ways : std::min(fewest, ways);
+      widest = std::max(widest, rows);
+    }
+    if (s.staging_rows < 0)
+      s.staging_rows = P::tiers::stages ? default_staging_rows(P::max_queries, P::top_k, fewest) : 0;
+    require(P::tiers::stages || s.staging_rows == 0, "staging_rows", s.staging_rows,
+            "0, where the tiers have no staging_rows");
+    require(fewest + s.staging_rows >= P::max_queries * P::top_k, "staging_rows", s.staging_rows,
+            "at least " + std::to_string(P::max_queries * P::top_k - fewest) +
+                ": hot rows and staging must hold max_queries · top_k = " + std::to_string(P::max_queries * P::top_k) +
+                " rows");
+    staging_ways = staging_slots(s.staging_rows, widest);
+  }
+};
+
+}  // namespace ebb

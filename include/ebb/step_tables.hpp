@@ -1,0 +1,309 @@
+#pragma once
+/// Owner of what a step's bodies read and write on the device, and of the stamps.
+
+#include <ebb/copy_queue.hpp>
+#include <ebb/loan_allocator.hpp>
+#include <ebb/resident_map.hpp>
+#include <ebb/resolver.hpp>
+#include <ebb/sizes.hpp>
+
+#include <array>
+
+namespace ebb {
+
+/// A begun step. Cheap to copy; valid until its end_step.
+struct step {
+  std::uint64_t number = 0;
+  int requests = 0;
+  int padded = 0;
+  int queries = 0;
+};
+
+/// Tables, map, header and work lists in device memory. Everything is allocated at construction: steps allocate nothing
+/// on the device.
+template <policy P, space S>
+class step_tables {
+  using geo = geometry_of<P>;
+
+ public:
+  using stream = typename S::stream;
+
+  step_tables(S const& space, geometry<P> const& geometry, sizing<P> const& sizing, arenas<P, S> const& rows,
+              upload_ring<S>& ring, loan_allocator<P>& allocator)
+      : space_{space},
+        geometry_{geometry},
+        sizes_{sizing.s},
+        hot_{sizing.hot},
+        rows_{rows},
+        ring_{ring},
+        allocator_{allocator},
+        map_{space, sizes_.requests, map_pages()} {
+    make(sizing);
+  }
+
+  step_ref<P> const& ref() const { return state_; }
+  int writes_stride() const { return sizes_.max_batch * P::max_queries; }
+  /// Device counters as they are now, beside all streams.
+  void peek(std::uint64_t (&n)[device_counts]) const { space_.peek(n, counters_.get(), sizeof n); }
+
+  /// Copies, waits, then tables, map and header of the step, in stream order.
+  void upload(stream on, step const& s, std::span<request_id const> batch, copy_queue<P, S>& copies) {
+    copies.flush();
+    effects& out = book().out;
+    for (ticket t : out.waits) copies.wait(on, t);
+    out.waits.clear();
+    clear(on);
+    rebase(on);
+
+    bool direct = true;
+    std::vector<row_record> rows;
+    for (request_id id : batch) {
+      request_record const& r = book().at(id.slot);
+      direct &= r.missing == 0;
+      rows.push_back({id.slot, allocator_.tail_first(r),
+                      static_cast<std::int32_t>(std::min<std::int64_t>(r.tokens + s.queries, r.tokens_max))});
+    }
+    header_[header_words::requests] = static_cast<std::uint32_t>(batch.size());
+    header_[header_words::direct] = direct;
+    std::vector<length_word> lengths;
+    for (int slot : unique(out.lengths)) lengths.push_back({slot, static_cast<std::int32_t>(book().at(slot).tokens)});
+    std::vector<std::int32_t> hot;
+    for (int slot : unique(out.hot)) {
+      if (book().at(slot).hot.empty()) continue;
+      hot.push_back(slot);
+      for (frame_id f : book().at(slot).hot) hot.push_back(index(f));
+    }
+    std::vector<map_word> words;
+    for (map_patch const& p : out.map) words.push_back({p.slot, p.page, p.entry});
+    out.lengths.clear();
+    out.hot.clear();
+    out.map.clear();
+    std::size_t at = 0;
+    do {
+      std::size_t const n = std::min(words.size() - at, ring_.largest() / 2 / sizeof(map_word));
+      bool const last = at + n == words.size();
+      auto put = [&]<class T>(std::vector<T> const& v) {
+        return ring_.put(std::span<T const>{last ? v : std::vector<T>{}});
+      };
+      apply_body<P> const body{state_,
+                               put(header_),
+                               last ? static_cast<int>(header_.size()) : 0,
+                               put(rows),
+                               last ? static_cast<int>(rows.size()) : 0,
+                               put(lengths),
+                               last ? static_cast<int>(lengths.size()) : 0,
+                               put(hot),
+                               last && hot_ > 0 ? static_cast<int>(hot.size()) / (hot_ + 1) : 0,
+                               ring_.put(std::span<map_word const>{words.data() + at, n}),
+                               static_cast<int>(n)};
+      int const per_item = apply_body<P>::words_per_item;
+      space_.run(on, 1 + (static_cast<int>(n) + per_item - 1) / per_item, body);
+      ring_.close(space_.record(on));
+      at += n;
+    } while (at < words.size());
+  }
+  /// The resolve of local group g.
+  resolve_body<P> resolve(int g, step const& s, std::int32_t const* selection, typename P::metadata::ref out) const {
+    int const set = geometry_.set_of_group(g);
+    int ordinal = 0;
+    for (int k = 0; k < g; ++k) ordinal += geometry_.set_of_group(k) == set;
+    resolve_body<P> body{.step = state_,
+                         .hot = {},
+                         .staging = staging_,
+                         .sources = {},
+                         .source_count = geometry_.sources_of_set(set),
+                         .rows_per_page = P::page_tokens / geometry_.ratio_of_set(set),
+                         .ratio = geometry_.ratio_of_set(set),
+                         .queries = s.queries,
+                         .selection = selection,
+                         .out = out,
+                         .missing = missing_,
+                         .plan = plan_,
+                         .planned = planned_,
+                         .counters = reinterpret_cast<std::uint64_t*>(counters_.get()),
+                         .zero_address = sizes_.frames * (P::page_tokens / geometry_.ratio_of_set(set))};
+    if (!tables_.empty()) body.hot = tables_[static_cast<std::size_t>(set)];
+    body.hot.ordinal = ordinal;
+    body.staging.ordinal = g;
+    for (int k = 0; k < body.source_count; ++k)
+      body.sources[static_cast<std::size_t>(k)] = rows_.view(geometry_.source_of_set(set, k));
+    return body;
+  }
+
+  /// Committed lengths grow, here and on the device.
+  void commit(stream on, std::span<request_id const> batch, std::span<int const> accepted) {
+    std::vector<length_word> words;
+    for (std::size_t i = 0; i < batch.size(); ++i) {
+      words.push_back({batch[i].slot, accepted[i]});
+      request_record& r = book().at(batch[i].slot);
+      r.tokens += accepted[i];
+      r.reserved = r.tokens;
+    }
+    if (words.empty()) return;
+    auto const* list = ring_.put(std::span<length_word const>{words});
+    space_.run(on, 1, commit_body<P>{state_, list, static_cast<int>(words.size())});
+  }
+
+  /// Every `use_period` steps the batch's use counts go to the host; they count once the step's ticket is done.
+  void read_uses(stream on, std::uint64_t step, std::span<request_id const> batch) {
+    if constexpr (P::keep::wants_uses) {
+      if (batch.empty() || step % defaults::use_period != 0) return;
+      uses_snapshot* into = nullptr;
+      for (uses_snapshot& s : uses_) into = s.at == ticket::none ? &s : into;
+      if (into == nullptr) return;
+      if (!into->memory)
+        into->memory = space_.shared_memory(static_cast<std::size_t>(sizes_.max_batch) *
+                                            static_cast<std::size_t>(map_pages()) * sizeof(std::uint32_t));
+      into->requests.assign(batch.begin(), batch.end());
+      into->pages = 0;
+      std::vector<std::int32_t> slots;
+      for (request_id id : batch) {
+        slots.push_back(id.slot);
+        into->pages = std::max(into->pages, static_cast<int>(book().at(id.slot).pages.size()));
+      }
+      into->at = book().next_job();
+      auto const* list = ring_.put(std::span<std::int32_t const>{slots});
+      space_.run(on, static_cast<int>(slots.size()),
+                 uses_body<P>{state_, list, into->pages, reinterpret_cast<std::uint32_t*>(into->memory.get())});
+    }
+  }
+
+  /// Use counts of steps whose tickets are done become the allocator's.
+  void take_uses(ticket until) {
+    if constexpr (P::keep::wants_uses) {
+      for (uses_snapshot& s : uses_) {
+        if (s.at == ticket::none || s.at > until) continue;
+        auto const* words = reinterpret_cast<std::uint32_t const*>(s.memory.get());
+        for (std::size_t i = 0; i < s.requests.size(); ++i) {
+          request_record& r = book().at(s.requests[i].slot);
+          if (r.phase != phase::vacant && r.id == s.requests[i])
+            allocator_.set_uses(r, {words + i * static_cast<std::size_t>(s.pages), static_cast<std::size_t>(s.pages)});
+        }
+        s.at = ticket::none;
+      }
+    }
+  }
+
+ private:
+  struct uses_snapshot {
+    ticket at = ticket::none;
+    std::vector<request_id> requests;
+    int pages = 0;
+    std::shared_ptr<std::byte> memory;
+  };
+
+  ledger& book() { return allocator_.book(); }
+  int map_pages() const { return static_cast<int>(pages_for(sizes_.max_tokens, P::page_tokens)); }
+
+  template <class T>
+  T* device(std::size_t n) {
+    owned_.push_back(space_.device_memory(std::max<std::size_t>(n, 1) * sizeof(T)));
+    return reinterpret_cast<T*>(owned_.back().get());
+  }
+  void make(sizing<P> const& sizing) {
+    std::size_t const requests = static_cast<std::size_t>(sizes_.requests);
+    std::size_t const rows = static_cast<std::size_t>(writes_stride());
+    header_.assign(static_cast<std::size_t>(header_words::set_stamps + geometry_.sets()), 0);
+    state_ = {device<std::uint32_t>(header_.size()),
+              device<row_record>(static_cast<std::size_t>(sizes_.max_batch)),
+              device<std::int32_t>(requests),
+              device<std::int32_t>(requests * static_cast<std::size_t>(hot_)),
+              device<std::int32_t>(rows),
+              device<std::int32_t>(rows * static_cast<std::size_t>(geo::ratio_class(geo::largest_ratio) + 1)),
+              P::keep::wants_uses ? device<std::uint32_t>(requests * static_cast<std::size_t>(map_pages())) : nullptr,
+              map_.ref(),
+              hot_};
+    std::size_t const selected = static_cast<std::size_t>(sizes_.max_batch) * P::max_queries * P::top_k;
+    missing_ = device<missing_row>(selected);
+    plan_ = device<planned_row>(selected);
+    planned_ = device<int>(static_cast<std::size_t>(sizes_.max_batch));
+    counters_ = space_.device_memory(device_counts * sizeof(std::uint64_t));
+    if constexpr (P::tiers::caches) {
+      for (int set = 0; set < geometry_.sets(); ++set) {
+        int const ways = table_ways(hot_, P::page_tokens / geometry_.ratio_of_set(set));
+        tables_.push_back({device<std::uint32_t>(requests * static_cast<std::size_t>(ways)),
+                           ways,
+                           {sizing.bits, P::tiers::cache::exponent_bits},
+                           header_words::set_stamps + set,
+                           0,
+                           geometry_.groups_of_set(set)});
+        next_stamp_.push_back(1);
+      }
+      staging_ = {device<std::uint32_t>(static_cast<std::size_t>(sizes_.max_batch) *
+                                        static_cast<std::size_t>(sizing.staging_ways)),
+                  sizing.staging_ways,
+                  {sizing.bits, 0},
+                  header_words::staging_stamp,
+                  0,
+                  geometry_.groups()};
+      clear_tables_ = space_.shared_memory(tables_.size() * sizeof(clear_body::table));
+      for (std::size_t i = 0; i < tables_.size(); ++i)
+        reinterpret_cast<clear_body::table*>(clear_tables_.get())[i] = {tables_[i].words, tables_[i].ways};
+    }
+  }
+
+  /// Later patches of a slot win, so the words of one are applied once.
+  static std::vector<int> unique(std::vector<int> slots) {
+    std::sort(slots.begin(), slots.end());
+    slots.erase(std::unique(slots.begin(), slots.end()), slots.end());
+    return slots;
+  }
+  void clear(stream on) {
+    std::vector<std::int32_t> const slots = unique(std::exchange(book().out.clear, {}));
+    if (slots.empty() || tables_.empty()) return;
+    int const sets = static_cast<int>(tables_.size());
+    auto const* list = ring_.put(std::span<std::int32_t const>{slots});
+    space_.run(on, static_cast<int>(slots.size()) * sets,
+               clear_body{list, reinterpret_cast<clear_body::table const*>(clear_tables_.get()), sets, state_.uses,
+                          map_pages()});
+    ring_.close(space_.record(on));
+  }
+  /// Gives every table its stamps for this step, and lowers old stamps before they run out.
+  void rebase(stream on) {
+    for (std::size_t i = 0; i < tables_.size(); ++i) {
+      table_ref const& t = tables_[i];
+      std::uint32_t const last = t.format.last_stamp();
+      if (next_stamp_[i] + static_cast<std::uint32_t>(t.steps) > last) {
+        std::uint32_t const by = next_stamp_[i] - 1 - last / 2;
+        space_.run(on, sizes_.requests, rebase_body{t.words, t.ways, t.format, by});
+        next_stamp_[i] -= by;
+      }
+      header_[static_cast<std::size_t>(t.stamp_word)] = next_stamp_[i];
+      next_stamp_[i] += static_cast<std::uint32_t>(t.steps);
+    }
+    if (staging_.ways > 0 &&
+        next_staging_ + static_cast<std::uint32_t>(staging_.steps) > staging_.format.last_stamp()) {
+      space_.zero(
+          on, staging_.words,
+          static_cast<std::size_t>(sizes_.max_batch) * static_cast<std::size_t>(staging_.ways) * sizeof(std::uint32_t));
+      next_staging_ = 1;
+    }
+    header_[header_words::staging_stamp] = next_staging_;
+    next_staging_ += static_cast<std::uint32_t>(geometry_.groups());
+  }
+
+  S space_;
+  geometry<P> const& geometry_;
+  sizes sizes_;
+  int hot_;
+  arenas<P, S> const& rows_;
+  upload_ring<S>& ring_;
+  loan_allocator<P>& allocator_;
+  resident_map<P, S> map_;
+
+  std::vector<std::shared_ptr<std::byte>> owned_;
+  step_ref<P> state_{};
+  std::vector<std::uint32_t> header_;
+  std::vector<table_ref> tables_;  ///< of each set
+  std::vector<std::uint32_t> next_stamp_;
+  table_ref staging_;
+  std::uint32_t next_staging_ = 1;
+  std::shared_ptr<std::byte> clear_tables_;
+  missing_row* missing_ = nullptr;
+  planned_row* plan_ = nullptr;
+  int* planned_ = nullptr;
+  std::shared_ptr<std::byte> counters_;
+  std::array<uses_snapshot, 2> uses_{};
+};
+
+}  // namespace ebb
