@@ -3,7 +3,6 @@
 
 #include <ebb/config.hpp>
 
-#include <compare>
 #include <concepts>
 #include <cstdint>
 
@@ -31,7 +30,7 @@ EBB_FN constexpr int index(Id id) {
 struct request_id {
   std::int32_t slot = -1;
   std::uint32_t incarnation = 0;
-  friend constexpr auto operator<=>(request_id const&, request_id const&) = default;
+  friend constexpr bool operator==(request_id const&, request_id const&) = default;
 };
 
 /// One word of the resident map: where a page is on the GPU and where its host copy is.

@@ -43,7 +43,6 @@ class loan_allocator {
   int spare() const { return seats_.spare(); }
 
   // ---- admission
-  // -------------------------------------------------------------------------------------------------------------------
 
   /// Admits a request that may grow to `tokens_max` tokens and starts with `tokens`. See `residency::admit`.
   outcome<request_id> admit(std::int64_t tokens_max, std::int64_t tokens, hold_id hold) {
@@ -118,7 +117,6 @@ class loan_allocator {
   }
 
   // ---- history that arrives
-  // --------------------------------------------------------------------------------------------------------
 
   /// Makes room for history up to `tokens`: host pages, frames the request has idle, and spare frames, newest pages
   /// first.
@@ -151,7 +149,6 @@ class loan_allocator {
   }
 
   // ---- steps
-  // -----------------------------------------------------------------------------------------------------------------------
 
   /// First part of begin_step: copies that are done count, frames whose readers are done are free, chosen pages leave,
   /// calls are served.
@@ -183,13 +180,13 @@ class loan_allocator {
   }
 
   // ---- control
-  // ---------------------------------------------------------------------------------------------------------------------
 
   void finish(request_record& r) {
     seats_.unmark(r);
     leave(r);
     for (page_record& p : r.pages) book().hosts.release(p.at.host, std::max(book().main, p.busy));
-    promises_.take_back({0, need_of(r.tokens_max).hosts});
+    int const hosts = need_of(r.tokens_max).hosts;
+    promises_.take_back({0, hosts});
     request_id const id = r.id;
     r = {};
     r.id = id;
@@ -307,7 +304,6 @@ class loan_allocator {
   void speak() { seats_.speak_for(outstanding_ + promises_.held_frames()); }
 
   // ---- who gets frames
-  // -------------------------------------------------------------------------------------------------------------
 
   /// A request that starts on a slot's tables, admitted or resumed.
   void start(request_record& r, int frames) {
@@ -356,7 +352,6 @@ class loan_allocator {
   }
 
   // ---- leaving
-  // ---------------------------------------------------------------------------------------------------------------------
 
   /// Gives back every frame but those of chosen pages that wait for their backup.
   void leave(request_record& r) {

@@ -32,6 +32,7 @@ EBB_FN void copy_range(T const& t, std::byte* to, std::byte const* from, std::in
 /// Only whole rows move: tokens of a group that is not complete stay behind.
 template <policy P>
 struct move_body {
+  using geo = geometry_of<P>;
   static constexpr int threads = 512;
   page_move const* moves;
   int count;
@@ -41,7 +42,6 @@ struct move_body {
   EBB_BODY
   template <team T>
   EBB_FN void operator()(T const& t, int item) const {
-    constexpr int in_row = copy_width(P::row.in_row);
     for (std::int64_t unit = item; unit < std::int64_t{count} * source_count; unit += moving_teams) {
       page_move const m = moves[unit / source_count];
       source_view const v = sources[unit % source_count];
@@ -53,11 +53,11 @@ struct move_body {
       bool const out = m.outward != 0;
       std::byte* const gpu = v.base + v.layout.in_row_offset(on_gpu);
       std::byte* const host = v.host + v.host_layout.in_row_offset(on_host);
-      copy_range<in_row>(t, out ? host : gpu, out ? gpu : host, rows * P::row.in_row);
+      copy_range<geo::in_row_width>(t, out ? host : gpu, out ? gpu : host, rows * P::row.in_row);
       if constexpr (P::row.at_page_end > 0) {
         std::byte* const gpu_end = v.base + v.layout.page_end_offset(on_gpu);
         std::byte* const host_end = v.host + v.host_layout.page_end_offset(on_host);
-        copy_range<copy_width(P::row.at_page_end)>(t, out ? host_end : gpu_end, out ? gpu_end : host_end,
+        copy_range<geo::page_end_width>(t, out ? host_end : gpu_end, out ? gpu_end : host_end,
                                                    rows * P::row.at_page_end);
       }
     }
@@ -76,6 +76,10 @@ struct page_import {
 /// Imports rows of one source; team k takes pages k, k + moving_teams, …
 template <policy P, int Width>
 struct import_body {
+  using geo = geometry_of<P>;
+  static constexpr int in_row = std::min(Width, geo::in_row_width);
+  static constexpr int page_end = std::min(Width, geo::page_end_width);
+  static constexpr int parts = P::row.in_row / in_row;
   static constexpr int threads = 512;
   page_import const* pages;
   int count;
@@ -86,35 +90,30 @@ struct import_body {
   EBB_BODY
   template <team T>
   EBB_FN void operator()(T const& t, int item) const {
-    constexpr int in_row = Width < copy_width(P::row.in_row) ? Width : copy_width(P::row.in_row);
-    constexpr int page_end = P::row.at_page_end == 0                  ? 1
-                             : Width < copy_width(P::row.at_page_end) ? Width
-                                                                      : copy_width(P::row.at_page_end);
-    constexpr int parts = P::row.in_row / in_row;
     for (int p = item; p < count; p += moving_teams) {
       page_import const m = pages[p];
       for (int i = t.rank(); i < m.rows * parts; i += T::width) {
         std::byte const* const from = rows + (m.from + i / parts) * stride;
         if (m.frame >= 0)
-          put<in_row, page_end>(t, view.base, view.layout,
-                                std::int64_t{m.frame} * view.layout.rows + m.first + i / parts, from, i % parts, parts);
+          put(t, view.base, view.layout,
+                                std::int64_t{m.frame} * view.layout.rows + m.first + i / parts, from, i % parts);
         if (m.host >= 0)
-          put<in_row, page_end>(t, view.host, view.host_layout,
-                                std::int64_t{m.host} * view.layout.rows + m.first + i / parts, from, i % parts, parts);
+          put(t, view.host, view.host_layout,
+                                std::int64_t{m.host} * view.layout.rows + m.first + i / parts, from, i % parts);
       }
     }
   }
 
  private:
   EBB_BODY
-  template <int InRow, int PageEnd, class T>
-  EBB_FN static void put(T const& t, std::byte* base, page_layout const& layout, std::int64_t row,
-                         std::byte const* from, int part, int parts) {
-    t.template copy<InRow>(base + layout.in_row_offset(row) + part * InRow, from + part * InRow);
+  template <class T>
+  EBB_FN static void put(T const& t, std::byte* base, page_layout const& layout, std::int64_t row, std::byte const* from,
+                         int part) {
+    t.template copy<in_row>(base + layout.in_row_offset(row) + part * in_row, from + part * in_row);
     if constexpr (P::row.at_page_end > 0) {
       std::byte* const end = base + layout.page_end_offset(row);
-      for (int c = part; c < P::row.at_page_end / PageEnd; c += parts)
-        t.template copy<PageEnd>(end + c * PageEnd, from + P::row.in_row + c * PageEnd);
+      for (int c = part; c < P::row.at_page_end / page_end; c += parts)
+        t.template copy<page_end>(end + c * page_end, from + P::row.in_row + c * page_end);
     }
   }
 };

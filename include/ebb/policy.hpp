@@ -88,7 +88,7 @@ struct geometry_of {
   static constexpr int largest_ratio = *std::max_element(P::ratios.begin(), P::ratios.end());
   static constexpr int smallest_ratio = *std::min_element(P::ratios.begin(), P::ratios.end());
 
-  EBB_FN static constexpr bool has_ratio(int r) {
+  static constexpr bool has_ratio(int r) {
     for (int s = 0; s < sources; ++s) {
       if (P::ratios[static_cast<std::size_t>(s)] == r) return true;
     }
@@ -161,6 +161,17 @@ struct geometry_of {
     }
     return true;
   }
+  /// Bytes that one lane copies at once of a row's segments, for every row of every source.
+  static constexpr int in_row_width = [] {
+    int w = copy_width(P::row.in_row);
+    for (int s = 0; s < sources; ++s) w = std::min(w, copy_width(layout(s).stride));
+    return w;
+  }();
+  static constexpr int page_end_width = [] {
+    int w = std::min(in_row_width, copy_width(P::row.at_page_end));
+    for (int s = 0; s < sources; ++s) w = std::min(w, copy_width(std::int64_t{rows_per_page(s)} * P::row.in_row));
+    return w;
+  }();
   /// Most sources that one group reads.
   static constexpr int largest_set() { return *std::max_element(set_size.begin(), set_size.end()); }
   static constexpr bool ratios_divide_page() {

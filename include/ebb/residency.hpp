@@ -74,7 +74,6 @@ class residency {
   }
 
   // ---- admission: decided at once
-  // --------------------------------------------------------------------------------------------------
 
   /// Admits a request that may grow to `tokens_max` tokens; `tokens`: how many will be imported first, so that their
   /// frames are ready. Returns: a handle, perhaps still pending (`ready`), or the limiting pool with numbers. `hold`: a
@@ -101,7 +100,6 @@ class residency {
   void give(std::span<frame_id const> frames) { allocator_.give(frames); }
 
   // ---- history that comes in
-  // -------------------------------------------------------------------------------------------------------
 
   /// Makes room for history up to `tokens`. Returns the ticket after which the engine may write to `import_pages`
   /// itself.
@@ -217,7 +215,6 @@ class residency {
   }
 
   // ---- a step
-  // ----------------------------------------------------------------------------------------------------------------------
 
   /// Decides who keeps what for this step and uploads it. `progress`: decisions see copies up to this ticket (default:
   /// all that are done); ranks that pass the same value decide the same. Throws: std::invalid_argument for a batch it
@@ -250,7 +247,7 @@ class residency {
   /// device.
   void addresses(stream on, step const& s) {
     check_open(s, "addresses");
-    guarded([&] { space_.run(on, s.padded, addresses_body<P>{tables_.ref(), s.queries, tables_.writes_stride()}); });
+    guarded([&] { space_.run(on, s.padded, tables_.addresses(s.queries)); });
   }
   /// Device array `[padded · queries]`: the row address where a query's token is written, −1 where it completes no row
   /// of the source.
@@ -318,7 +315,6 @@ class residency {
   }
 
   // ---- control: at once between steps, at the end of an open one
-  // ---------------------------------------------------------------------
 
   /// Ends a request: everything returns once, after outstanding copies.
   void finish(request_id id) {
@@ -367,7 +363,6 @@ class residency {
   }
 
   // ---- look
-  // ------------------------------------------------------------------------------------------------------------------------
 
   std::int64_t tokens(request_id id) const { return record(id, "tokens").tokens; }
   /// True where every committed page is in a frame that the map names.
@@ -456,7 +451,6 @@ class residency {
   }
 
   // ---- checks
-  // ----------------------------------------------------------------------------------------------------------------------
 
   void check_sound() const {
     if (!poison_.empty())
@@ -537,7 +531,6 @@ class residency {
   }
 
   // ---- imports
-  // ---------------------------------------------------------------------------------------------------------------------
 
   int first_import(request_record const& r) const { return static_cast<int>(r.tokens / P::page_tokens); }
   /// A reserved page's rows also go to its host page: where it has no frame, or where it will be full and what is

@@ -4,6 +4,7 @@
 #include <ebb/device_counters.hpp>
 #include <ebb/metadata/plain_rows.hpp>
 #include <ebb/orders/keep.hpp>
+#include <ebb/capacity.hpp>
 #include <ebb/step_state.hpp>
 #include <ebb/tiers/host_pages.hpp>
 #include <ebb/tiers/row_table.hpp>
@@ -30,6 +31,9 @@ struct table_ref {
   int stamp_word = 0;  ///< header word with the step's first stamp
   int ordinal = 0;     ///< of this resolve among those of the step, fixed at capture
   int steps = 1;
+
+  /// Words from one request's table to the next: a look reads whole sets, so a table has one at least.
+  EBB_FN int stride() const { return ways < set_ways ? set_ways : ways; }
 };
 
 /// Resolves one group for one request of the batch (section 4 of the design): find, barrier, claim, barrier, copy.
@@ -42,12 +46,14 @@ struct resolve_body {
   static constexpr int threads = 512;
   using metadata = typename P::metadata;
   using cache = typename P::tiers::cache;
-  static constexpr int largest_set = geometry_of<P>::largest_set();
+  using geo = geometry_of<P>;
+  static constexpr int largest_set = geo::largest_set();
+  static constexpr int width = metadata::width(P::top_k);
 
   step_ref<P> step;
   table_ref hot;
   table_ref staging;
-  std::array<source_view, largest_set> sources;
+  source_view sources[largest_set];
   int source_count;
   int rows_per_page;
   int ratio;
@@ -69,7 +75,6 @@ struct resolve_body {
   EBB_BODY
   template <team T>
   EBB_FN void operator()(T const& t, int item, shared& s) const {
-    constexpr int width = metadata::width(P::top_k);
     bool const real = item < static_cast<int>(step.header[header_words::requests]);
     row_record const row = real ? step.rows[item] : row_record{0, 0, 0};
     if (t.rank() == 0) s.missing = s.fetched = 0;
@@ -100,7 +105,7 @@ struct resolve_body {
 
   EBB_FN row_table table_of(table_ref const& ref, int owner) const {
     std::uint32_t const now = step.header[ref.stamp_word] + static_cast<std::uint32_t>(ref.ordinal);
-    return {ref.words + std::int64_t{owner} * ref.ways, ref.ways, ref.format, now, ref.steps};
+    return {ref.words + std::int64_t{owner} * ref.stride(), ref.ways, ref.format, now, ref.steps};
   }
 
   /// The row slot of a way, as an address from the first source.
@@ -112,7 +117,6 @@ struct resolve_body {
   template <class T>
   EBB_FN void find(T const& t, int item, row_record const& row, bool real, int j, typename metadata::entry* entries,
                    shared& s, tally& n) const {
-    constexpr int width = metadata::width(P::top_k);
     constexpr int passes = (P::top_k + T::width - 1) / T::width;
     std::int64_t const query = std::int64_t{item} * queries + j;
     std::int32_t const bound = real ? step.bounds[query] / ratio : 0;
@@ -226,23 +230,39 @@ struct resolve_body {
     return slot;
   }
 
-  /// Rows of the plan for every source of the set, 16 bytes a lane, neighbouring lanes on neighbouring bytes.
+  /// Rows of the plan for every source of the set: neighbouring lanes on neighbouring bytes, several pieces in flight each.
   template <class T>
   EBB_FN void copy(T const& t, int item, int rows) const {
-    constexpr page_layout any = geometry_of<P>::layout(0);
-    constexpr int in_row_width = copy_width(any.row.in_row);
-    constexpr int page_end_width = any.row.at_page_end > 0 ? copy_width(any.row.at_page_end) : 1;
-    constexpr int parts = any.row.in_row / in_row_width;
-    planned_row const* const planned_rows = plan + std::int64_t{item} * P::max_queries * P::top_k;
+    planned_row const* const from = plan + std::int64_t{item} * P::max_queries * P::top_k;
     for (int k = 0; k < source_count; ++k) {
-      source_view const& v = sources[static_cast<std::size_t>(k)];
-      for (int i = t.rank(); i < rows * parts; i += T::width) {
-        planned_row const r = planned_rows[i / parts];
-        std::int32_t const to =
-            sources[0].is_staged(r.address) ? r.address - sources[0].staging + v.staging : r.address;
-        copy_row<any.row.in_row, any.row.at_page_end, in_row_width, page_end_width>(
-            t, v.base, v.layout, to, v.host, v.host_layout, r.backing, i % parts, parts);
+      source_view const& v = sources[k];
+      copy_pieces<geo::in_row_width, P::row.in_row / geo::in_row_width>(t, rows, [&](int i, int part, std::byte*& a, std::byte const*& b) {
+        a = v.base + v.layout.in_row_offset(address_in(v, from[i].address)) + part * geo::in_row_width;
+        b = v.host + v.host_layout.in_row_offset(from[i].backing) + part * geo::in_row_width;
+      });
+      if constexpr (P::row.at_page_end > 0) {
+        copy_pieces<geo::page_end_width, P::row.at_page_end / geo::page_end_width>(t, rows, [&](int i, int part, std::byte*& a, std::byte const*& b) {
+          a = v.base + v.layout.page_end_offset(address_in(v, from[i].address)) + part * geo::page_end_width;
+          b = v.host + v.host_layout.page_end_offset(from[i].backing) + part * geo::page_end_width;
+        });
       }
+    }
+  }
+  /// The same row slot in another source of the set.
+  EBB_FN std::int32_t address_in(source_view const& v, std::int32_t address) const {
+    return sources[0].is_staged(address) ? address - sources[0].staging + v.staging : address;
+  }
+  template <int Width, int Parts, class T, class Where>
+  EBB_FN static void copy_pieces(T const& t, int rows, Where where) {
+    constexpr int in_flight = 4;
+    for (int first = t.rank(); first < rows * Parts; first += in_flight * T::width) {
+      std::byte* to[in_flight] = {};
+      std::byte const* from[in_flight] = {};
+      for (int k = 0; k < in_flight; ++k) {
+        int const piece = first + k * T::width;
+        if (piece < rows * Parts) where(piece / Parts, piece % Parts, to[k], from[k]);
+      }
+      t.template copy<Width>(to, from);
     }
   }
 
@@ -277,6 +297,8 @@ struct resolve_body {
 /// Rewrites the metadata of a group's leader for a follower: the same slots, of another source.
 template <policy P>
 struct replay_body {
+  using metadata = typename P::metadata;
+  static constexpr int width = metadata::width(P::top_k);
   source_view from;
   source_view to;
   typename P::metadata::ref in;
@@ -286,8 +308,6 @@ struct replay_body {
   EBB_BODY
   template <team T>
   EBB_FN void operator()(T const& t, int item) const {
-    using metadata = typename P::metadata;
-    constexpr int width = metadata::width(P::top_k);
     std::int64_t const first = std::int64_t{item} * queries * width;
     for (int i = t.rank(); i < queries * width; i += T::width) {
       metadata::entries(out)[first + i] = metadata::translate(metadata::entries(in)[first + i], from, to);

@@ -21,22 +21,4 @@ struct source_view {
   EBB_FN bool is_staged(std::int32_t address) const { return address >= first_staged; }
 };
 
-/// Copies one row's segments; lane `part` of `parts` takes chunks part, part + parts, …
-EBB_BODY
-template <int InRow, int AtPageEnd, int InRowWidth, int PageEndWidth, class T>
-EBB_FN void copy_row(T const& t, std::byte* to, page_layout const& to_layout, std::int64_t to_row,
-                     std::byte const* from, page_layout const& from_layout, std::int64_t from_row, int part,
-                     int parts) {
-  std::byte* const a = to + to_layout.in_row_offset(to_row);
-  std::byte const* const b = from + from_layout.in_row_offset(from_row);
-  for (int c = part; c < InRow / InRowWidth; c += parts)
-    t.template copy<InRowWidth>(a + c * InRowWidth, b + c * InRowWidth);
-  if constexpr (AtPageEnd > 0) {
-    std::byte* const x = to + to_layout.page_end_offset(to_row);
-    std::byte const* const y = from + from_layout.page_end_offset(from_row);
-    for (int c = part; c < AtPageEnd / PageEndWidth; c += parts)
-      t.template copy<PageEndWidth>(x + c * PageEndWidth, y + c * PageEndWidth);
-  }
-}
-
 }  // namespace ebb

@@ -91,8 +91,10 @@ struct apply_body {
 template <policy P>
 struct addresses_body {
   step_ref<P> step;
+  static constexpr int ratio_count = geometry_of<P>::ratio_class(geometry_of<P>::largest_ratio) + 1;
   int queries;
-  int stride;  ///< max_batch · max_queries
+  int stride;               ///< max_batch · max_queries
+  int ratios[ratio_count];  ///< distinct ratios, rising
 
   EBB_BODY
   template <team T>
@@ -104,10 +106,9 @@ struct addresses_body {
       std::int64_t const token = real ? std::int64_t{step.committed[row.slot]} + j : 0;
       bool const fits = real && token < row.writable;
       step.bounds[out] = fits ? static_cast<std::int32_t>(token + 1) : 0;
-      int k = 0;
-      for (int r = 1; r <= geometry_of<P>::largest_ratio; ++r) {
-        if (!geometry_of<P>::has_ratio(r)) continue;
-        step.writes[std::int64_t{k++} * stride + out] = fits && (token + 1) % r == 0 ? address(row.slot, token, r) : -1;
+      for (int k = 0; k < ratio_count; ++k) {
+        int const r = ratios[k];
+        step.writes[std::int64_t{k} * stride + out] = fits && (token + 1) % r == 0 ? address(row.slot, token, r) : -1;
       }
     }
   }
@@ -139,6 +140,7 @@ struct clear_body {
   struct table {
     std::uint32_t* words;
     int ways;
+    int stride;
   };
   std::int32_t const* slots;
   table const* tables;
@@ -151,7 +153,7 @@ struct clear_body {
   EBB_FN void operator()(T const& t, int item) const {
     std::int64_t const slot = slots[item / sets];
     table const w = tables[item % sets];
-    for (int i = t.rank(); i < w.ways; i += T::width) w.words[slot * w.ways + i] = 0;
+    for (int i = t.rank(); i < w.ways; i += T::width) w.words[slot * w.stride + i] = 0;
     if (uses == nullptr || item % sets != 0) return;
     for (int i = t.rank(); i < pages; i += T::width) uses[slot * pages + i] = 0;
   }
@@ -162,13 +164,14 @@ struct clear_body {
 struct rebase_body {
   std::uint32_t* words;
   int ways;
+  int stride;
   word_format format;
   std::uint32_t by;
 
   EBB_BODY
   template <team T>
   EBB_FN void operator()(T const& t, int item) const {
-    std::uint32_t* const table = words + std::int64_t{item} * ways;
+    std::uint32_t* const table = words + std::int64_t{item} * stride;
     for (int i = t.rank(); i < ways; i += T::width) {
       std::uint32_t const w = table[i];
       std::uint32_t const stamp = format.stamp(w);

@@ -102,6 +102,12 @@ class step_tables {
       at += n;
     } while (at < words.size());
   }
+  /// The head of the captured part.
+  addresses_body<P> addresses(int queries) const {
+    addresses_body<P> body{state_, queries, writes_stride(), {}};
+    for (int r : P::ratios) body.ratios[geo::ratio_class(r)] = r;
+    return body;
+  }
   /// The resolve of local group g.
   resolve_body<P> resolve(int g, step const& s, std::int32_t const* selection, typename P::metadata::ref out) const {
     int const set = geometry_.set_of_group(g);
@@ -126,7 +132,7 @@ class step_tables {
     body.hot.ordinal = ordinal;
     body.staging.ordinal = g;
     for (int k = 0; k < body.source_count; ++k)
-      body.sources[static_cast<std::size_t>(k)] = rows_.view(geometry_.source_of_set(set, k));
+      body.sources[k] = rows_.view(geometry_.source_of_set(set, k));
     return body;
   }
 
@@ -221,7 +227,7 @@ class step_tables {
     if constexpr (P::tiers::caches) {
       for (int set = 0; set < geometry_.sets(); ++set) {
         int const ways = table_ways(hot_, P::page_tokens / geometry_.ratio_of_set(set));
-        tables_.push_back({device<std::uint32_t>(requests * static_cast<std::size_t>(ways)),
+        tables_.push_back({device<std::uint32_t>(requests * static_cast<std::size_t>(std::max(ways, set_ways))),
                            ways,
                            {sizing.bits, P::tiers::cache::exponent_bits},
                            header_words::set_stamps + set,
@@ -238,7 +244,7 @@ class step_tables {
                   geometry_.groups()};
       clear_tables_ = space_.shared_memory(tables_.size() * sizeof(clear_body::table));
       for (std::size_t i = 0; i < tables_.size(); ++i)
-        reinterpret_cast<clear_body::table*>(clear_tables_.get())[i] = {tables_[i].words, tables_[i].ways};
+        reinterpret_cast<clear_body::table*>(clear_tables_.get())[i] = {tables_[i].words, tables_[i].ways, tables_[i].stride()};
     }
   }
 
@@ -265,7 +271,7 @@ class step_tables {
       std::uint32_t const last = t.format.last_stamp();
       if (next_stamp_[i] + static_cast<std::uint32_t>(t.steps) > last) {
         std::uint32_t const by = next_stamp_[i] - 1 - last / 2;
-        space_.run(on, sizes_.requests, rebase_body{t.words, t.ways, t.format, by});
+        space_.run(on, sizes_.requests, rebase_body{t.words, t.ways, t.stride(), t.format, by});
         next_stamp_[i] -= by;
       }
       header_[static_cast<std::size_t>(t.stamp_word)] = next_stamp_[i];

@@ -25,8 +25,8 @@ struct hot_rows {
       bool changed = false;
       for (int s = 0; s < sets.count; ++s) {
         std::uint32_t words[set_ways];
-        t.load_set(table.words + sets.first[s], sets.size, words);
-        for (int i = 0; i < sets.size; ++i) {
+        t.load_set(table.words + sets.first[s], set_ways, words);
+        for (int i = 0; i < set_ways; ++i) {
           if (!holds(table, words[i], position)) continue;
           int const way = sets.first[s] + i;
           if (table.format.stamp(words[i]) == table.now || pin(t, table, way, words[i], position)) return way;
@@ -89,8 +89,9 @@ struct hot_rows {
       std::uint32_t least = 0;
       for (int s = 0; s < sets; ++s) {
         std::uint32_t words[set_ways];
-        t.load_set(table.words + first[s], size, words);
-        for (int i = 0; i < size; ++i) {
+        t.load_set(table.words + first[s], set_ways, words);
+        for (int i = 0; i < set_ways; ++i) {
+          if (i >= size) break;
           std::uint32_t const stamp = table.format.stamp(words[i]);
           if (stamp == table.now) {
             if (table.format.position(words[i]) == position) return {first[s] + i, false};
