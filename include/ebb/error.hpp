@@ -51,12 +51,17 @@ T or_throw(outcome<T> const& result) {
   return *result;
 }
 
-/// Throws std::invalid_argument "NAME is VALUE; legal: RANGE" unless `legal`.
-inline void require(bool legal, char const* argument, std::string const& value, std::string const& range) {
-  if (!legal) throw std::invalid_argument(std::string{argument} + " is " + value + "; legal: " + range);
-}
-inline void require(bool legal, char const* argument, long long value, std::string const& range) {
-  if (!legal) require(false, argument, std::to_string(value), range);
+inline std::string text(std::string const& s) { return s; }
+inline std::string text(char const* s) { return s; }
+inline std::string text(long long n) { return std::to_string(n); }
+
+/// Throws std::invalid_argument "ARGUMENT is VALUE; legal: RANGE" unless `legal`. The range may be given in parts, texts and numbers, which are
+/// put together only then.
+template <class Value, class... Parts>
+void require(bool legal, char const* argument, Value const& value, Parts const&... range) {
+  if (legal) [[likely]]
+    return;
+  throw std::invalid_argument(std::string{argument} + " is " + text(value) + "; legal: " + (text(range) + ...));
 }
 
 }  // namespace ebb

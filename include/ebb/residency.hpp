@@ -107,7 +107,7 @@ class residency {
     request_record& r = idle_record(id, "reserve_import");
     require(r.phase == phase::running, "reserve_import: request", r.id.slot, "one that is ready");
     require(tokens > r.tokens && tokens <= r.tokens_max, "reserve_import: tokens", tokens,
-            std::to_string(r.tokens + 1) + " to " + std::to_string(r.tokens_max));
+            r.tokens + 1, " to ", r.tokens_max);
     require(r.reserved == r.tokens, "reserve_import: request", r.id.slot, "one without an import under way");
     allocator_.reserve(r, tokens);
     imports_[static_cast<std::size_t>(r.id.slot)] = {};
@@ -140,7 +140,7 @@ class residency {
     int const s = geometry_.source(source);
     std::int64_t const stride = rows.row_stride == 0 ? P::row.total() : rows.row_stride;
     require(rows.rows != nullptr && stride >= P::row.total(), "import: row_stride", stride,
-            "at least " + std::to_string(P::row.total()));
+            "at least ", P::row.total());
     int const ratio = geometry_.ratio(s);
     std::int64_t const base = r.tokens / ratio;
     std::vector<page_import> pages;
@@ -176,7 +176,7 @@ class residency {
   void publish(request_id id, std::int64_t tokens) {
     request_record& r = idle_record(id, "publish");
     require(tokens > r.tokens && tokens <= r.reserved, "publish: tokens", tokens,
-            std::to_string(r.tokens + 1) + " to " + std::to_string(r.reserved) + ", the reserved room");
+            r.tokens + 1, " to ", r.reserved, ", the reserved room");
     importing& in = imports_[static_cast<std::size_t>(r.id.slot)];
     if (!in.failed.empty()) {
       throw std::runtime_error("publish: page " + std::to_string(in.failed.front().first) + " of the request in slot " +
@@ -209,8 +209,7 @@ class residency {
     require(tokens > r.tokens && tokens <= r.tokens_max &&
                 book().pages_of(tokens) - book().pages_of(r.tokens) == static_cast<int>(frames.size()),
             "adopt: tokens", tokens,
-            "as many as fill " + std::to_string(frames.size()) + " frames behind " + std::to_string(r.tokens) +
-                " tokens, up to tokens_max");
+            "as many as fill ", frames.size(), " frames behind ", r.tokens, " tokens, up to tokens_max");
     allocator_.adopt(r, frames, tokens);
   }
 
@@ -230,8 +229,7 @@ class residency {
         request_record& r = book().at(id.slot);
         allocator_.grow(r, std::min<std::int64_t>(r.tokens + b.queries, r.tokens_max));
       }
-      allocator_.refill(
-          static_cast<int>(std::min<long long>(sizing_.s.refill_bytes / geometry_.page_bytes(), sizing_.s.frames)));
+      allocator_.refill(sizing_.refill_pages(geometry_.page_bytes()));
       ++steps_;
       open_ = {steps_, static_cast<int>(b.requests.size()),
                b.padded == 0 ? static_cast<int>(b.requests.size()) : b.padded, b.queries};
@@ -291,12 +289,12 @@ class residency {
     require(!space_.capturing(on), "end_step: stream", "being captured",
             "one that is not: what happens between steps cannot be replayed");
     require(accepted.size() == batch_.size(), "end_step: accepted", static_cast<long long>(accepted.size()),
-            "one for each of the " + std::to_string(batch_.size()) + " requests");
+            "one for each of the ", batch_.size(), " requests");
     for (std::size_t i = 0; i < batch_.size(); ++i) {
       request_record const& r = book().at(batch_[i].slot);
       require(accepted[i] >= 0 && accepted[i] <= std::min<std::int64_t>(s.queries, r.tokens_max - r.tokens),
               "end_step: accepted", accepted[i],
-              "0 to " + std::to_string(std::min<std::int64_t>(s.queries, r.tokens_max - r.tokens)));
+              "0 to ", std::min<std::int64_t>(s.queries, r.tokens_max - r.tokens));
     }
     return guarded([&] {
       tables_.commit(on, batch_, accepted);
@@ -335,7 +333,7 @@ class residency {
   outcome<request_id> resume(request_id id, std::int64_t tokens = -1) {
     request_record& r = idle_record(id, "resume");
     require(r.phase == phase::preempted, "resume: request", id.slot, "a preempted one");
-    require(tokens <= r.tokens_max, "resume: tokens", tokens, "up to tokens_max, " + std::to_string(r.tokens_max));
+    require(tokens <= r.tokens_max, "resume: tokens", tokens, "up to tokens_max, ", r.tokens_max);
     auto const result = allocator_.resume(r, std::max(tokens, r.tokens));
     copies_.flush();
     return result;
@@ -344,7 +342,7 @@ class residency {
   void truncate(request_id id, std::int64_t tokens) {
     request_record const& r = idle_or_open(id, "truncate");
     require(r.reserved == r.tokens, "truncate: request", id.slot, "one without an import under way");
-    require(tokens >= 0 && tokens <= r.tokens, "truncate: tokens", tokens, "0 to " + std::to_string(r.tokens));
+    require(tokens >= 0 && tokens <= r.tokens, "truncate: tokens", tokens, "0 to ", r.tokens);
     between_steps([this, id, tokens] { allocator_.truncate(book().at(id.slot), tokens); });
   }
   /// Keeps all pages of the request on the GPU, while a prefill attends densely, say. May be pending: `whole`.
@@ -462,29 +460,28 @@ class residency {
     check_sound();
     try {
       return f();
-    } catch (std::logic_error const&) {
-      throw;
     } catch (std::exception const& e) {
-      if constexpr (requires { space_.broken(); }) {
-        if (space_.broken()) poison_ = e.what();
-      }
+      if (space_.broken()) poison_ = e.what();
       throw;
     }
   }
   request_record const& record(request_id id, char const* call) const {
-    bool const known = id.slot >= 0 && id.slot < sizing_.s.requests && book().at(id.slot).phase != phase::vacant &&
-                       book().at(id.slot).id == id;
-    require(known, (std::string{call} + ": request").c_str(),
-            "slot " + std::to_string(id.slot) + ", incarnation " + std::to_string(id.incarnation),
-            "a live request's handle");
+    bool const live = id.slot >= 0 && id.slot < sizing_.s.requests && book().at(id.slot).phase != phase::vacant &&
+                      book().at(id.slot).id == id;
+    if (!live) refuse(call, "request", id.slot, "a live request's handle; its incarnation is ", id.incarnation);
     return book().at(id.slot);
   }
   request_record& idle_record(request_id id, char const* call) {
     check_sound();
     record(id, call);
     bool const busy = open_.number != 0 && std::find(batch_.begin(), batch_.end(), id) != batch_.end();
-    require(!busy, (std::string{call} + ": request").c_str(), id.slot, "one that is not in the open step");
+    if (busy) refuse(call, "request", id.slot, "one that is not in the open step");
     return book().at(id.slot);
+  }
+  template <class... Parts>
+  [[noreturn]] static void refuse(char const* call, char const* argument, long long value, Parts const&... legal) {
+    require(false, (std::string{call} + ": " + argument).c_str(), value, legal...);
+    std::terminate();
   }
   request_record const& idle_or_open(request_id id, char const* call) {
     check_sound();
@@ -492,8 +489,7 @@ class residency {
   }
   void check_open(step const& s, char const* call) const {
     check_sound();
-    require(s.number != 0 && s.number == open_.number, (std::string{call} + ": step").c_str(),
-            static_cast<long long>(s.number), "the open step, " + std::to_string(open_.number));
+    if (s.number == 0 || s.number != open_.number) refuse(call, "step", static_cast<long long>(s.number), "the open step");
   }
   void check_batch(stream on, batch const& b) const {
     require(open_.number == 0, "begin_step: step", static_cast<long long>(open_.number),
@@ -502,18 +498,18 @@ class residency {
             "one that is not: what happens between steps cannot be replayed");
     int const n = static_cast<int>(b.requests.size());
     require(n <= sizing_.s.max_batch, "begin_step: requests", n,
-            "up to max_batch, " + std::to_string(sizing_.s.max_batch));
+            "up to max_batch, ", sizing_.s.max_batch);
     require(b.queries >= 1 && b.queries <= P::max_queries, "begin_step: queries", b.queries,
-            "1 to " + std::to_string(P::max_queries));
+            "1 to ", P::max_queries);
     require(b.padded == 0 || (b.padded >= n && b.padded <= sizing_.s.max_batch), "begin_step: padded", b.padded,
-            std::to_string(n) + " to " + std::to_string(sizing_.s.max_batch));
+            n, " to ", sizing_.s.max_batch);
     for (int i = 0; i < n; ++i) {
       request_id const id = b.requests[static_cast<std::size_t>(i)];
       request_record const& r = record(id, "begin_step");
       require(allocator_.ready(r) && r.reserved == r.tokens, "begin_step: request", id.slot,
               "one that is ready, not pending, preempted or importing");
       require(r.tokens < r.tokens_max, "begin_step: tokens", r.tokens,
-              "less than the request's tokens_max, " + std::to_string(r.tokens_max));
+              "less than the request's tokens_max, ", r.tokens_max);
       require(std::find(b.requests.begin(), b.requests.begin() + i, id) == b.requests.begin() + i,
               "begin_step: request", id.slot, "named once");
     }
@@ -552,7 +548,7 @@ class residency {
   void advance(std::optional<ticket> progress) {
     ticket const until = progress ? *progress : copies_.progress();
     require(until <= book().last, "begin_step: progress", static_cast<long long>(until),
-            "up to the newest ticket, " + std::to_string(static_cast<std::uint64_t>(book().last)));
+            "up to the newest ticket, ", static_cast<long long>(book().last));
     if (until <= book().done) return;
     copies_.complete(until);
     tables_.take_uses(until);

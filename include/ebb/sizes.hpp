@@ -63,6 +63,12 @@ struct sizing {
     require(s.frames >= least, "frames", s.frames, "at least " + std::to_string(least) + ", what one request requires");
   }
 
+  /// Pages that one begin_step hands back at most; a budget below one page still hands back one, 0 none.
+  int refill_pages(std::int64_t page_bytes) const {
+    long long const pages = s.refill_bytes / page_bytes;
+    return static_cast<int>(s.refill_bytes == 0 ? 0 : std::clamp<long long>(pages, 1, s.frames));
+  }
+
  private:
   void check_rows(geometry<P> const& g) {
     int fewest = -1;

@@ -36,11 +36,12 @@ struct empty_body {
 /// | `s.reached(event)` | bool | without waiting |
 /// | `s.synchronize(event)` | – | the caller waits |
 /// | `s.capturing(stream)` | bool | the stream is being captured into a graph |
-/// | `s.device_memory(bytes)`, `s.shared_memory(bytes)` | memory | zeroed; `shared` is host memory that bodies can read
-/// and write | | `s.history_memory(bytes, kind)` | memory | the host store: touched by several threads, throws
-/// `std::runtime_error` with the numbers | | `s.zero(stream, pointer, bytes)` | – | enqueues clearing | | `s.peek(to,
-/// from, bytes)` | – | reads device memory as it is at the moment, beside all streams | | `s.refuses_copy(kind, slot,
-/// page)` | bool | this page's copy cannot be enqueued (host spaces let a test decide; false elsewhere) |
+/// | `s.device_memory(bytes)`, `s.shared_memory(bytes)` | memory | zeroed; `shared` is host memory that bodies can read and write |
+/// | `s.history_memory(bytes, kind)` | memory | the host store: touched by several threads, throws `std::runtime_error` with the numbers |
+/// | `s.zero(stream, pointer, bytes)` | – | enqueues clearing |
+/// | `s.peek(to, from, bytes)` | – | reads device memory as it is at the moment, beside all streams |
+/// | `s.broken()` | bool | enqueued work failed: memory and streams are not what they should be |
+/// | `s.refuses_copy(kind, slot, page)` | bool | this page's copy cannot be enqueued (host spaces let a test decide; false elsewhere) |
 template <class S>
 concept space = std::copy_constructible<S> &&
                 requires(S const s, typename S::stream q, typename S::event e, std::size_t n, void* p) {
@@ -58,7 +59,8 @@ concept space = std::copy_constructible<S> &&
                   { s.history_memory(n, host_kind::managed) } -> std::same_as<std::shared_ptr<std::byte>>;
                   s.zero(q, p, n);
                   s.peek(p, p, n);
-                  { s.refuses_copy(copy_kind::backup, 0, 0) } -> std::same_as<bool>;
+                  { s.broken() } -> std::same_as<bool>;
+  { s.refuses_copy(copy_kind::backup, 0, 0) } -> std::same_as<bool>;
                 };
 
 /// A range that no profiler sees.

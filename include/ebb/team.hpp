@@ -16,8 +16,8 @@ struct vote {
   int all;
 };
 
-/// Lanes that run one body together. Every lane of a team must reach every collective (`sync`, `prefix`, `any`);
-/// everything a lane wrote before a collective is visible to every lane of the team after it.
+/// Lanes that run one body together. Every lane of a team must reach every collective (`sync`, `prefix`, `any`); everything a lane wrote
+/// before a collective is visible to every lane of the team after it.
 ///
 /// | expression | returns | meaning |
 /// |---|---|---|
@@ -30,9 +30,8 @@ struct vote {
 /// | `t.cas(w, old, now)` | bool | relaxed compare-and-swap, true if it took place |
 /// | `t.add(c, n)` | value before | relaxed fetch-and-add on a 32- or 64-bit counter |
 /// | `t.load_set(w, n, out)` | – | n words of a set, each as by `load` |
-/// | `t.template copy<B>(to, from)` | – | B bytes (1, 2, 4, 8 or 16, both aligned to B), streaming where the space can
-/// | | `t.template copy<B>(to[K], from[K])` | – | K such pieces in flight together, arrays of pointers; a null `from`
-/// is skipped |
+/// | `t.template copy<B>(to, from)` | – | B bytes (1, 2, 4, 8 or 16, both aligned to B), streaming where the space can |
+/// | `t.template copy<B>(to[K], from[K])` | – | K such pieces in flight together, arrays of pointers; a null `from` is skipped |
 template <class T>
 concept team = requires(T const t, bool p, std::uint32_t* w, std::uint32_t v, std::uint64_t* c, std::byte* to,
                         std::byte const* from, std::byte* const (&several)[4], std::byte const* const (&sources)[4]) {

@@ -150,6 +150,13 @@ class cuda_space {
     check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, state_->beside.get()));
     check(cudaStreamSynchronize(state_->beside.get()));
   }
+  /// An error of earlier asynchronous work, which stays with the device.
+  bool broken() const {
+    beside_captures const allowed;
+    std::size_t free = 0;
+    std::size_t total = 0;
+    return cudaMemGetInfo(&free, &total) != cudaSuccess;
+  }
   bool refuses_copy(copy_kind, int, int) const { return false; }
 
   /// A gate for tests of order: later work of `on` starts once it is opened. Kernels that are launched meanwhile must

@@ -71,6 +71,8 @@ class queue_space {
   void zero(stream on, void* p, std::size_t n) const {
     queues().enqueue(on, {.what = act::call, .work = [=](generator*) { std::memset(p, 0, n); }});
   }
+  /// An enqueued operation threw.
+  bool broken() const { return queues().broken(); }
   void peek(void* to, void const* from, std::size_t n) const { std::memcpy(to, from, n); }
 
   bool refuses_copy(copy_kind kind, int slot, int page) const {

@@ -142,6 +142,8 @@ class scheduler {
 
   /// Bodies put into queues so far, by themselves or by a graph.
   long long runs() const { return runs_; }
+  /// An operation threw: what it was to do is not done.
+  bool broken() const { return broken_; }
   /// Operations that are not done.
   long long pending() const {
     long long n = 0;
@@ -173,11 +175,17 @@ class scheduler {
       bool& running;
       ~end() { running = false; }
     } const at_end{running_ = true};
-    of.advance(deferred_ ? &choice_ : nullptr);
+    try {
+      of.advance(deferred_ ? &choice_ : nullptr);
+    } catch (...) {
+      broken_ = true;
+      throw;
+    }
   }
 
   std::deque<queue> queues_{};
   bool deferred_ = false;
+  bool broken_ = false;
   bool running_ = false;
   generator choice_{0};
   int burst_ = 1;

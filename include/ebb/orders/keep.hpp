@@ -27,11 +27,10 @@ struct holder {
 /// | expression | returns | meaning |
 /// |---|---|---|
 /// | `K::wants_uses` | bool | pages are ranked by how often they were selected, not by age; the resolver then counts |
-/// | `K::revoke(holders, n, quota)` | – | quota[i] = how many pages holders[i] gives, n in all (or all there are),
-/// never above its limit | | `K::refill(holders, n, quota)` | – | the same for pages handed back |
+/// | `K::revoke(holders, n, quota)` | – | quota[i] = how many pages holders[i] gives, n in all (or all there are), never above its limit |
+/// | `K::refill(holders, n, quota)` | – | the same for pages handed back |
 ///
-/// Within a request pages go oldest first and come back newest first; with `wants_uses` least used first and most used
-/// first, ties by age.
+/// Within a request pages go oldest first and come back newest first; with `wants_uses` least used first and most used first, ties by age.
 template <class K>
 concept keep_order = requires(std::span<holder const> h, std::span<int> quota) {
   { K::wants_uses } -> std::convertible_to<bool>;

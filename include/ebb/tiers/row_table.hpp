@@ -31,11 +31,10 @@ struct claimed {
 /// | `C::kind` | tier_kind | `cache` or `staging` |
 /// | `C::exponent_bits` | int | bits of a word it wants besides position and stamp |
 /// | `C::find(t, table, position)` | way or −1 | a committed row cached earlier; pins it |
-/// | `C::claim(t, table, position, last)` | claimed | a slot for a row that no lane found, or the slot that another
-/// lane just gave it; with `last`, anything unpinned will do |
+/// | `C::claim(t, table, position, last)` | claimed | a slot for a row that no lane found, or the slot that another lane just gave it; with `last`, anything unpinned will do |
 ///
-/// Lanes that claim one position must walk the same slots in the same order, looking at each whether it already holds
-/// the position with stamp `now`, so that two can never both win.
+/// Lanes that claim one position must walk the same slots in the same order, looking at each whether it already holds the position with
+/// stamp `now`, so that two can never both win.
 template <class C>
 concept row_place = tier<C> && requires(serial_team const t, row_table const& table) {
   { C::exponent_bits } -> std::convertible_to<int>;
