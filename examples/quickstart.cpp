@@ -1,4 +1,4 @@
-// One request whose history is thirty times larger than its room on the GPU, and one step that reads all over it.
+// One request whose history is twenty times as large as its room on the GPU, and one step that reads all over it.
 #include <ebb/ebb.hpp>
 
 #include <cstdio>

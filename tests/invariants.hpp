@@ -194,11 +194,11 @@ class auditor {
     ledger const& book = kv_.allocator().book();
     for (int f = 0; f < model_.shape.frames; ++f) {
       bool const free = book.frames[frame_id{f}].state == frame_state::free;
-      visit(free, poisoned_frames_[static_cast<std::size_t>(f)], look < 0 || look % model_.shape.frames == f, "frame ", f, [f](source_view const& v) { return v.base + f * v.layout.stride; });
+      visit(free, book.frames[frame_id{f}].after, poisoned_frames_[static_cast<std::size_t>(f)], look < 0 || look % model_.shape.frames == f, "frame ", f, [f](source_view const& v) { return v.base + f * v.layout.stride; });
     }
     for (int h = 0; h < model_.shape.host_pages; ++h) {
       bool const free = !book.hosts.is_used(h) && book.hosts.after(host_page_id{h}) <= book.done;
-      visit(free, poisoned_hosts_[static_cast<std::size_t>(h)], look < 0 || look % model_.shape.host_pages == h, "host page ", h, [h](source_view const& v) { return v.host + h * v.host_layout.stride; });
+      visit(free, book.hosts.after(host_page_id{h}), poisoned_hosts_[static_cast<std::size_t>(h)], look < 0 || look % model_.shape.host_pages == h, "host page ", h, [h](source_view const& v) { return v.host + h * v.host_layout.stride; });
     }
   }
 
@@ -211,27 +211,24 @@ class auditor {
     return nullptr;
   }
   template <class At>
-  void visit(bool free, char& poisoned, bool look, char const* what, int number, At at) {
-    if (!free) {
-      poisoned = 0;
-      return;
-    }
-    if (poisoned != 0 && !look) return;
+  void visit(bool free, ticket after, std::uint64_t& poisoned, bool look, char const* what, int number, At at) {
+    std::uint64_t const now = free ? static_cast<std::uint64_t>(after) + 1 : 0;
+    bool const fresh = std::exchange(poisoned, now) != now;
+    if (!free || (!fresh && !look)) return;
     for (source_view const& v : views_) {
       auto const bytes = static_cast<std::size_t>(v.host_layout.payload());
-      if (poisoned == 0) {
+      if (fresh) {
         std::memset(at(v), poison, bytes);
       } else if (!is_poison(at(v), v.host_layout.payload())) {
         fail("I2: ", what, number, " is free and was written");
       }
     }
-    poisoned = 1;
   }
 
   Residency const& kv_;
   reference_model const& model_;
   std::vector<source_view> views_{};
-  std::vector<char> poisoned_frames_, poisoned_hosts_;
+  std::vector<std::uint64_t> poisoned_frames_, poisoned_hosts_;  ///< the ticket after which it was free, plus 1; 0: in use
   std::vector<int> owner_{}, host_owner_{};
 };
 

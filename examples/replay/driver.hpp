@@ -21,8 +21,9 @@ struct driver_options {
   cost_model cost{};
   bool measured = false;  ///< the library's calls are timed instead of modelled; the model's own step time stays
   int queries = 1;
-  double acceptance = 0.7;  ///< of each further query
-  int spoil = 0;            ///< every n-th decoded row is written wrong, to see that the check finds it; 0: none
+  std::uint32_t requests_before = 0;  ///< that the oracle counted in earlier runs on the same memory
+  double acceptance = 0.7;            ///< of each further query
+  int spoil = 0;  ///< every n-th decoded row is written wrong, to see that the check finds it; 0: none
   std::function<void(result const&, int in_flight, int waiting)> progress = [](result const&, int, int) {};
 };
 
@@ -91,7 +92,7 @@ class driver {
       hold_ = {};
       s.id = *id;
       s.admitted = true;
-      s.written = write_history{++admitted_};
+      s.written = write_history{o_.requests_before + ++admitted_};
       s.at = stage::arriving;
       return true;
     }
@@ -261,7 +262,7 @@ class driver {
   ebb::hold_id hold_{};
   ebb::shortage shortage_{};
   int open_ = 0;                ///< sessions that are not over
-  std::uint32_t admitted_ = 0;  ///< the oracle's count of incarnations
+  std::uint32_t admitted_ = 0;  ///< requests so far: the oracle's count of incarnations
   int idle_ = 0;                ///< steps without requests, in a row
   long long decoded_rows_ = 0;
 };

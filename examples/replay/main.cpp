@@ -58,6 +58,9 @@ class progress_line {
   clock::time_point last_ = clock::now();
 };
 
+inline constexpr std::size_t page_bytes = static_cast<std::size_t>(ebb::geometry_of<cut_model>::layout(0).stride);
+static_assert(page_bytes == 36'864);
+
 template <ebb::space S>
 std::vector<result> run_policies(S const& space, workload const& work, options const& o) {
   driver_options d;
@@ -74,11 +77,16 @@ std::vector<result> run_policies(S const& space, workload const& work, options c
   progress_line progress{o.quiet, static_cast<int>(work.plays.size())};
   d.progress = [&](auto const&... at) { progress(at...); };
 
+  // One host store for all policies, one after another: what the ones before left there must not be taken for one's own.
+  auto const store = space.history_memory(static_cast<std::size_t>(o.host_pages) * page_bytes, d.sizes.host);
+  d.sizes.host_memory = store.get();
+
   std::vector<result> results;
   auto const run = [&]<class P>() {
     if (!o.policies.empty() && std::ranges::find(o.policies, P::name) == o.policies.end()) return;
     d.sizes.hot_rows = P::tiers::caches ? o.hot_rows : 0;
     results.push_back(driver<P, S>{space, work, d}.run());
+    d.requests_before += static_cast<std::uint32_t>(work.plays.size());
     progress.finish(results.back());
   };
   std::apply([&](auto... p) { (run.template operator()<decltype(p)>(), ...); }, all_policies{});
@@ -125,10 +133,11 @@ std::vector<std::string> notes(workload const& work, arrival_times const& arriva
       "Selections: recorded from a real decoder over 8,192 tokens and stretched to each history: the newest 1,024 "
       "positions keep "
       "their distance, older 64-row pages are spread evenly.");
-  out.push_back("Pool: " + with_commas(o.frames) + " frames (" + fixed_point(o.frames * 36'864.0 / (1 << 20), 0) +
-                " MiB), " + with_commas(o.host_pages) + " host pages (" +
-                fixed_point(o.host_pages * 36'864.0 / (1 << 20), 0) + " MiB), " + with_commas(o.hot_rows) +
-                " hot rows a request.");
+  out.push_back("Pool: " + with_commas(o.frames) + " frames (" +
+                fixed_point(o.frames * static_cast<double>(page_bytes) / (1 << 20), 0) + " MiB), " +
+                with_commas(o.host_pages) + " host pages (" +
+                fixed_point(o.host_pages * static_cast<double>(page_bytes) / (1 << 20), 0) + " MiB), " +
+                with_commas(o.hot_rows) + " hot rows a request.");
   out.push_back(o.space == "cuda"
                     ? "Clock: measured time of the library's calls on the GPU, plus " +
                           fixed_point(o.cost.base_us / 1e3, 1) + " ms a step and " +

@@ -29,7 +29,7 @@ class numbers {
   /// says what they take.
   void step(ebb::counters const& c, ebb::gauges const& g, int requests, int waiting, cost_model const& cost,
             bool measured, double taken) {
-    auto const since = [&](std::uint64_t ebb::counters::*which) {
+    auto const since = [&](std::uint64_t ebb::counters::* which) {
       return static_cast<long long>(c.*which - before_.*which);
     };
     using from = ebb::counters;

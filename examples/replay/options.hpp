@@ -23,7 +23,7 @@ struct options {
   workload_options work{};
   std::vector<std::string> policies;
   int frames = 8'192;
-  int host_pages = 65'536;
+  int host_pages = 98'304;
   int requests = 0;
   int max_batch = 64;
   int hot_rows = 4 * cut_model::top_k;

@@ -4,6 +4,7 @@
 
 #include <ebb/config.hpp>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -84,6 +85,10 @@ class write_history {
     if (p >= versions_.size()) versions_.resize(p + 1, 0);
     ++versions_[p];
     return seed(position);
+  }
+  /// Room for `positions` without growing on the way.
+  void expect(std::int64_t positions) {
+    versions_.resize(std::max(versions_.size(), static_cast<std::size_t>(positions)), 0);
   }
   /// The seed of the row that `position` must hold.
   std::uint64_t seed(std::int64_t position) const {

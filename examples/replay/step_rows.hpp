@@ -136,6 +136,7 @@ class import_buffer {
       size_ = std::max(bytes, size_ + size_ / 2);
       memory_ = space_.shared_memory(size_);
     }
+    written.expect(end);
     for (std::int64_t p = first; p < end; ++p) {
       write_words(memory_.get() + (p - first) * row_bytes_, written.write(p), detail::columns.data(), 0,
                   row_bytes_ / 8);

@@ -15,13 +15,13 @@ namespace replay {
 
 /// How the inputs are put together.
 struct workload_options {
-  int sessions = 64;           ///< how many, spread evenly over the trace
-  int calls = 4;               ///< consecutive calls of each, around its middle
-  std::int64_t max_out = 128;  ///< a call decodes at most this many tokens
-  double max_pause = 5;        ///< seconds between two calls of a session, at most
+  int sessions = 96;           ///< how many, spread evenly over the trace
+  int calls = 3;               ///< consecutive calls of each, around its middle
+  std::int64_t max_out = 96;   ///< a call decodes at most this many tokens
+  double max_pause = 2;        ///< seconds between two calls of a session, at most
   double arrivals_from = 180;  ///< seconds of the arrival trace that are skipped
-  int arrivals_every = 4;      ///< every n-th arrival starts a session
-  double arrivals_speed = 1;   ///< the arrival clock runs this many times faster
+  int arrivals_every = 10;     ///< every n-th arrival starts a session
+  double arrivals_speed = 12;  ///< the arrival clock runs this many times faster
   std::int64_t max_tokens = 1 << 20;
   int queries = 1;  ///< queries of a request in one step
 };

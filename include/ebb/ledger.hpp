@@ -3,8 +3,10 @@
 
 #include <ebb/frame_pool.hpp>
 #include <ebb/host_page_pool.hpp>
+#include <ebb/rows.hpp>
 #include <ebb/space.hpp>
 
+#include <algorithm>
 #include <functional>
 #include <string>
 #include <utility>
@@ -97,7 +99,8 @@ class ledger {
       : frames{frames},
         hosts{host_pages, run},
         page_tokens{page_tokens},
-        requests_(static_cast<std::size_t>(requests)) {}
+        requests_(static_cast<std::size_t>(requests)),
+        patched_(static_cast<std::size_t>(requests)) {}
 
   frame_pool frames;
   host_page_pool hosts;
@@ -131,9 +134,19 @@ class ledger {
   /// Frames it holds: pages, hot rows, idle.
   int held(request_record const& r) const { return r.framed + static_cast<int>(r.hot.size() + r.idle.size()); }
 
+  /// Asks for the page's map word. A word is asked for once: lanes apply the list in any order.
   void patch(request_record const& r, int p) {
     page_record const& record = page(r, p);
-    out.map.push_back({r.id.slot, p, {record.mapped ? record.at.frame : frame_id::none, record.at.host}});
+    map_patch const now{r.id.slot, p, {record.mapped ? record.at.frame : frame_id::none, record.at.host}};
+    auto& places = patched_[static_cast<std::size_t>(r.id.slot)];
+    if (static_cast<int>(places.size()) <= p) places.resize(static_cast<std::size_t>(p) + 1);
+    std::size_t& place = places[static_cast<std::size_t>(p)];
+    if (place < out.map.size() && out.map[place].slot == r.id.slot && out.map[place].page == p) {
+      out.map[place] = now;
+    } else {
+      place = out.map.size();
+      out.map.push_back(now);
+    }
   }
 
   /// A new page at the end of the history, with a host page and no frame.
@@ -252,6 +265,7 @@ class ledger {
 
  private:
   std::vector<request_record> requests_;
+  std::vector<std::vector<std::size_t>> patched_;  ///< of each slot and page, where its word is in `out.map`, if it is
 };
 
 }  // namespace ebb

@@ -123,8 +123,12 @@ class loan_allocator {
   void reserve(request_record& r, std::int64_t tokens) {
     r.reserved = tokens;
     while (static_cast<int>(r.pages.size()) < book().pages_of(tokens)) book().append(r);
+    seats_.refresh(r, 0);
     seats_.settle_in(r);
   }
+
+  /// The import is over: its pages are like any others.
+  void published(request_record& r) { seats_.refresh(r, 0); }
 
   /// Turns taken frames, written by the engine, into pages behind the committed ones.
   void adopt(request_record& r, std::span<frame_id const> frames, std::int64_t tokens) {

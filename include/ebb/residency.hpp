@@ -197,6 +197,7 @@ class residency {
       ++book().counts.imported;
     }
     in = {};
+    allocator_.published(r);
   }
   /// Taken frames that the engine wrote become the request's next pages, without a copy.
   /// Requires: the committed length is on a page boundary; the writes are ordered before the next begin_step.
@@ -550,6 +551,8 @@ class residency {
     require(until <= book().last, "begin_step: progress", static_cast<long long>(until),
             "up to the newest ticket, ", static_cast<long long>(book().last));
     if (until <= book().done) return;
+    // A copy that failed on its way counts as over, too: nothing may be concluded from it.
+    if (space_.broken()) throw std::runtime_error("ebb: earlier work of the device failed");
     copies_.complete(until);
     tables_.take_uses(until);
   }

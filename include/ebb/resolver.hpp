@@ -2,7 +2,7 @@
 /// The resolve body: every selected position becomes a GPU address, every missing row is fetched once.
 
 #include <ebb/device_counters.hpp>
-#include <ebb/metadata/plain_rows.hpp>
+#include <ebb/metadata/metadata.hpp>
 #include <ebb/orders/keep.hpp>
 #include <ebb/capacity.hpp>
 #include <ebb/step_state.hpp>

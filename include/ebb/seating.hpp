@@ -53,16 +53,29 @@ class seating {
   bool step_open() const { return step_open_; }
   void count_step() { ++step_; }
 
+  /// The page that an import under way will complete, −1: none. It stays where it is until publish.
+  int partial_import(request_record const& r) const {
+    return r.reserved > r.tokens && r.tokens % P::page_tokens != 0 ? static_cast<int>(r.tokens / P::page_tokens) : -1;
+  }
+  /// Never more pages than the request's reserve has frames for.
   bool is_required(request_record const& r, int p) const {
-    return !is_long(r) || r.pinned || p >= tail_first(r) || (r.hot.empty() && p < sizes_.hot);
+    if (!is_long(r) || r.pinned) return true;
+    int const partial = partial_import(r);
+    auto const oldest = [&](int page) { return r.hot.empty() && page < sizes_.hot; };
+    bool const apart = partial >= 0 && partial < tail_first(r) && !oldest(partial);  // it takes a tail page's place
+    return p == partial || p >= tail_first(r) + (apart ? 1 : 0) || oldest(p);
   }
   /// States of its pages from `first` on, after the tail moved or the request's mode changed.
   void refresh(request_record& r, int first) {
     for (int p = first; p < static_cast<int>(r.pages.size()); ++p) {
       if (!book_.has_frame(r, p)) continue;
       frame_state const s = book_.state(r, p);
+      bool const needed = is_required(r, p);
       if (s == frame_state::required || s == frame_state::lent)
-        book_.set_state(r, p, is_required(r, p) ? frame_state::required : frame_state::lent);
+        book_.set_state(r, p, needed ? frame_state::required : frame_state::lent);
+      if (!needed || r.phase == phase::preempted || !book_.is_marked(r, p)) continue;
+      book_.set_state(r, p, frame_state::required);
+      std::erase(book_.marked, std::pair{r.id.slot, p});
     }
   }
 
@@ -276,7 +289,7 @@ class seating {
     std::vector<int> oldest;
     bool backed = true;
     for (int p = 0; p < tail_first(r) && static_cast<int>(oldest.size()) < wanted; ++p) {
-      if (!book_.has_frame(r, p) || !book_.page(r, p).mapped) continue;
+      if (!book_.has_frame(r, p) || !book_.page(r, p).mapped || p == partial_import(r)) continue;
       oldest.push_back(p);
       backed &= forced ? book_.back_up_now(r, p) : book_.back_up(r, p) && book_.complete(r, p);
     }
@@ -308,7 +321,7 @@ class seating {
   /// Pages of r in the order in which they would go or come.
   void candidates(request_record const& r, bool going, std::vector<int>& out) const {
     out.clear();
-    int const end = tail_first(r);
+    int const end = going ? static_cast<int>(r.pages.size()) : tail_first(r);
     for (int i = 0; i < end; ++i) {
       int const p = going ? i : end - 1 - i;
       if (going ? may_go(r, p) : may_come(r, p)) out.push_back(p);
@@ -327,7 +340,7 @@ class seating {
       candidates(r, going, order);
       for (int i = 0; i < std::min(n, static_cast<int>(order.size())); ++i) f(order[static_cast<std::size_t>(i)]);
     } else {
-      int const end = tail_first(r);
+      int const end = going ? static_cast<int>(r.pages.size()) : tail_first(r);
       for (int i = 0; i < end && n > 0; ++i) {
         int const p = going ? i : end - 1 - i;
         if (going ? !may_go(r, p) : !may_come(r, p)) continue;

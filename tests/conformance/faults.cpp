@@ -2,6 +2,7 @@
 #include <cstring>
 #include <stdexcept>
 #include <type_traits>
+#include <utility>
 
 #include "engine.hpp"
 
@@ -108,7 +109,7 @@ TEST_CASE_TEMPLATE("O19: a request that finishes with three backups outstanding 
 
 // The scenario's numbers; 5 queries are reserved for in every step, 0 to 5 of them accepted in turn.
 TEST_CASE_TEMPLATE("O21: a request holds the pages of its length, and readers see no more", S, EBB_SPACES) {
-  engine<small, S> e{make_space<S>(), {.frames = 400, .host_pages = 400, .requests = 6, .max_batch = 6, .max_tokens = 1100, .hot_rows = 16}};
+  engine<small, S> e{make_space<S>(), {.frames = 450, .host_pages = 450, .requests = 6, .max_batch = 6, .max_tokens = 1100, .hot_rows = 16}};
   int const steps = times<S>(200, 60);
   std::vector<session> all;
   for (int length : {15, 16, 17, 31, 32, 33}) all.push_back(e.start(1100, length));
@@ -150,8 +151,8 @@ TEST_CASE_TEMPLATE("O21: a request holds the pages of its length, and readers se
   }
   e.settle();
   e.run_step({}, 1, 0, select);
-  CHECK(e.kv.pools().frames_free == 400);
-  CHECK(e.kv.pools().host_pages_free == 400);
+  CHECK(e.kv.pools().frames_free == 450);
+  CHECK(e.kv.pools().host_pages_free == 450);
   CHECK(e.kv.counts().lost == 0);
 }
 
@@ -235,5 +236,164 @@ TEST_CASE_TEMPLATE("O23: the last slot, the last row and the last query stay in 
   CHECK(e.kv.admit(100));
   CHECK(out_of_balance(e.kv) == "");
 }
+
+#if !defined(__CUDACC__)
+
+template <class Body>
+inline constexpr bool moves_pages = false;
+template <policy P>
+inline constexpr bool moves_pages<move_body<P>> = true;
+template <policy P, int Width>
+inline constexpr bool moves_pages<import_body<P, Width>> = true;
+
+/// A space where the next copy of pages fails: its launch, or on its way.
+template <class S>
+class failing_space : public S {
+ public:
+  enum fault { none, at_launch, on_its_way };
+  explicit failing_space(S const& of) : S{of} {}
+
+  template <class Body>
+  void run(typename S::stream on, int items, Body const& body) const {
+    if constexpr (moves_pages<Body>) {
+      fault const now = std::exchange(*next, none);
+      if (now == at_launch) {
+        *failed = true;
+        throw std::runtime_error{"too many resources requested for launch"};
+      }
+      if (now == on_its_way) return S::call(on, [] { throw std::runtime_error{"an illegal memory access was encountered"}; });
+    }
+    S::run(on, items, body);
+  }
+  bool broken() const { return *failed || S::broken(); }
+
+  std::shared_ptr<fault> next = std::make_shared<fault>(none);
+
+ private:
+  std::shared_ptr<bool> failed = std::make_shared<bool>(false);
+};
+
+/// A request of 20 pages whose pages 1 to 8 are about to be handed back, a request whose 8 pages are about to be backed up, or one that
+/// is about to import 8 pages.
+template <class S>
+struct eight_pages {
+  explicit eight_pages(S const& space, copy_kind what)
+      : e{space, {.frames = 20, .host_pages = 64, .requests = 2, .max_batch = 2, .max_tokens = 512, .hot_rows = 16}}, kind{what} {
+    if (kind == copy_kind::refill) {
+      auto const frames = taken();
+      a = e.start(512, 320);
+      e.kv.give(frames);
+    } else if (kind == copy_kind::backup) {
+      auto const frames = taken();
+      a = e.start(512);
+      e.adopt(a, frames, 128);
+    } else {
+      a = e.start(512);
+      e.kv.reserve_import(a.id, 128);
+    }
+    e.settle();
+  }
+  std::vector<frame_id> taken() {
+    take_id const id = or_throw(e.kv.take(8));
+    return *e.kv.collect(id);
+  }
+  /// The call that asks for the copies.
+  void ask() {
+    if (kind == copy_kind::import) {
+      e.import_source(a, 0, 128);
+      return;
+    }
+    if (kind == copy_kind::backup) a.tokens = 128;
+    e.run_step({&a}, 1, 0, [](session const&, int, int, int c, std::int64_t rows) -> std::int64_t { return c < 3 ? c : c == 3 ? rows - 1 : 5 * 16 + c; });
+  }
+  /// Everything that was enqueued happens, and a step sees it.
+  void see() {
+    e.kv.wait(e.kv.allocator().book().last);
+    ask();
+    e.settle();
+  }
+  std::uint64_t successes() const {
+    counters const c = e.kv.counts();
+    return kind == copy_kind::refill ? c.pages.refilled : kind == copy_kind::backup ? c.pages.backed_up : c.imported_bytes / (16 * 24);
+  }
+  engine<small, S> e;
+  copy_kind kind;
+  session a;
+};
+
+// (a) The copy of page 5 is refused: it alone stays as it was, is named, and comes with the next try.
+TEST_CASE_TEMPLATE("O20: a copy that is refused changes nothing but the list of failures", S, EBB_SPACES) {
+  for (copy_kind kind : {copy_kind::refill, copy_kind::backup, copy_kind::import}) {
+    CAPTURE(static_cast<int>(kind));
+    S const space = make_deferred_space<S>(20);
+    eight_pages<S> t{space, kind};
+    space.refuse_copies([=](copy_kind k, int, int page) { return k == kind && page == 5; });
+    t.ask();
+    if (kind != copy_kind::import) t.see();
+    auto const failures = t.e.kv.take_failures();
+    REQUIRE(!failures.empty());
+    CHECK(failures.front().kind == kind);
+    CHECK(failures.front().request == t.a.id);
+    CHECK(failures.front().page == page_index{5});
+    CHECK(t.e.kv.counts().pages.copy_failures == failures.size());
+    CHECK(t.successes() == 7);
+    CHECK(out_of_balance(t.e.kv) == "");
+    page_record const& page = t.e.page(t.a, 5);
+    if (kind == copy_kind::refill) CHECK_FALSE(page.mapped);
+    if (kind == copy_kind::backup) CHECK(page.backed == 0);
+    if (kind == copy_kind::backup) CHECK(page.mapped);
+    if (kind == copy_kind::import) {
+      CHECK_THROWS_WITH_AS(t.e.kv.publish(t.a.id, 128), doctest::Contains("page 5 of the request in slot 0"), std::runtime_error);
+      CHECK(t.e.kv.tokens(t.a.id) == 0);
+    }
+    space.refuse_copies({});
+    t.ask();
+    if (kind == copy_kind::import) {
+      t.e.kv.publish(t.a.id, 128);
+      t.a.tokens = 128;
+      t.kind = copy_kind::backup;
+    }
+    t.see();
+    if (kind == copy_kind::refill) CHECK(t.e.page(t.a, 5).mapped);
+    if (kind != copy_kind::import) CHECK(t.successes() == 8);
+    if (kind == copy_kind::backup) CHECK(t.e.page(t.a, 5).backed == 16);
+    CHECK(t.e.kv.counts().lost == 0);
+  }
+}
+
+// (b) and (c): nothing that the failed copies were to do counts as done, and the instance says so from then on. On a GPU, (c) is the
+// sticky error of the device, which every call meets.
+TEST_CASE_TEMPLATE("O20: an error of the device puts the instance out of use", S, EBB_SPACES) {
+  using F = failing_space<S>;
+  for (copy_kind kind : {copy_kind::refill, copy_kind::backup, copy_kind::import}) {
+    for (typename F::fault fault : {F::at_launch, F::on_its_way}) {
+      CAPTURE(static_cast<int>(kind));
+      CAPTURE(static_cast<int>(fault));
+      F const space{make_deferred_space<S>(21)};
+      eight_pages<F> t{space, kind};
+      std::uint64_t const before = kind == copy_kind::import ? 0 : t.successes();
+      *space.next = fault;
+      if (fault == F::at_launch) {
+        CHECK_THROWS_WITH_AS(t.ask(), doctest::Contains("too many resources"), std::runtime_error);
+      } else {
+        t.ask();
+        if (kind == copy_kind::import) t.e.kv.publish(t.a.id, 128);
+        CHECK_THROWS_WITH_AS(space.drain(), doctest::Contains("illegal memory access"), std::runtime_error);
+        space.drain();
+        CHECK_THROWS_AS(t.e.kv.begin_step(t.e.main, {{&t.a.id, 1}}), std::runtime_error);
+      }
+      CHECK_THROWS_WITH_AS(t.e.kv.begin_step(t.e.main, {{&t.a.id, 1}}), doctest::Contains("out of use"), std::runtime_error);
+      CHECK_THROWS_WITH_AS(t.e.kv.admit(16), doctest::Contains("out of use"), std::runtime_error);
+      CHECK_THROWS_WITH_AS(t.e.kv.preempt(t.a.id), doctest::Contains("out of use"), std::runtime_error);
+      if (kind != copy_kind::import) CHECK(t.successes() == before);
+      for (int p = 1; p < static_cast<int>(t.e.record(t.a).pages.size()) && p <= 8; ++p) {
+        if (kind == copy_kind::refill) CHECK_FALSE(t.e.page(t.a, p).mapped);
+        if (kind == copy_kind::backup) CHECK(t.e.page(t.a, p).backed == 0);
+      }
+    }
+  }
+}
+
+#endif  // host spaces
 
 }  // namespace faults_test
