@@ -97,8 +97,9 @@ struct attention_kernel {
 
 /// Arrays of T for kernels; `mapped` ones are the host's, too.
 template <class T, ebb::space S>
-std::shared_ptr<T> array(S const& space, std::size_t n, bool mapped) {
-  auto const memory = mapped ? space.shared_memory(n * sizeof(T)) : space.device_memory(n * sizeof(T));
+std::shared_ptr<T> array(S const& space, std::int64_t n, bool mapped) {
+  std::size_t const bytes = static_cast<std::size_t>(n) * sizeof(T);
+  auto const memory = mapped ? space.shared_memory(bytes) : space.device_memory(bytes);
   return {memory, reinterpret_cast<T*>(memory.get())};
 }
 

@@ -4,6 +4,8 @@
 #include <ebb/counters.hpp>
 
 #include <algorithm>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "cost.hpp"
@@ -68,6 +70,10 @@ class numbers {
     result_.wait_p50 = quantile(waits_, 0.5);
     result_.wait_p99 = quantile(waits_, 0.99);
     result_.rows_selected = selected_rows(c);
+    if (result_.rows_selected != result_.rows_checked) {
+      throw std::runtime_error{result_.policy + ": the library counted " + std::to_string(result_.rows_selected) +
+                               " selected rows, the replay " + std::to_string(result_.rows_checked)};
+    }
     result_.rows_missed = n(c.misses);
     result_.rows_fetched = n(c.fetched_rows);
     result_.bytes_fetched = n(c.fetched_bytes);

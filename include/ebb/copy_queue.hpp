@@ -33,6 +33,7 @@ class copy_queue {
 
   /// The fence of a step that was just enqueued on the main stream.
   ticket fence(event end) {
+    flush();
     last_end_ = end;
     book_.main = next_ticket();
     log_.add(book_.main, end, {});
@@ -74,6 +75,7 @@ class copy_queue {
 
   /// Rows of one source of a request's reserved pages, from the engine's memory.
   ticket import(int source, std::byte const* rows, std::int64_t stride, std::vector<page_import> const& pages) {
+    flush();
     if (pages.empty()) return ticket::none;
     space_.wait(side_, last_end_);
     source_view const& v = rows_.view(source);

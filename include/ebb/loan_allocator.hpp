@@ -144,6 +144,11 @@ class loan_allocator {
     promises_.take_back({static_cast<int>(frames.size()), 0});
     set_tokens(r, tokens);
     seats_.refresh(r, 0);
+    while (!r.idle.empty() && seats_.required(r) > r.reserve) {  // it keeps no more than it was promised
+      book().retire(r.idle.back());
+      r.idle.pop_back();
+    }
+    serve();
   }
 
   void set_tokens(request_record& r, std::int64_t tokens) {

@@ -79,8 +79,7 @@ class residency {
   /// frames are ready. Returns: a handle, perhaps still pending (`ready`), or the limiting pool with numbers. `hold`: a
   /// promise made earlier, used up.
   outcome<request_id> admit(std::int64_t tokens_max, std::int64_t tokens = 0, hold_id hold = hold_id::none) {
-    check_sound();
-    return allocator_.admit(tokens_max, tokens, hold);
+    return decided([&] { return allocator_.admit(tokens_max, tokens, hold); });
   }
   /// False while frames of an admission or resumption are on their way; a batch that names such a request is refused.
   bool ready(request_id id) const { return allocator_.ready(record(id, "ready")); }
@@ -91,13 +90,16 @@ class residency {
   /// Frames for the engine's own use. `collect` hands them over once earlier readers and writers are done, by
   /// begin_step's progress.
   outcome<take_id> take(int frames) {
-    check_sound();
-    return allocator_.take(frames);
+    return decided([&] { return allocator_.take(frames); });
   }
-  std::optional<std::vector<frame_id>> collect(take_id id) { return allocator_.collect(id); }
+  std::optional<std::vector<frame_id>> collect(take_id id) {
+    return decided([&] { return allocator_.collect(id); });
+  }
   /// Returns frames that were taken. Requires: the engine's own work on them is done, or ordered before the next
   /// begin_step.
-  void give(std::span<frame_id const> frames) { allocator_.give(frames); }
+  void give(std::span<frame_id const> frames) {
+    decided([&] { allocator_.give(frames); });
+  }
 
   // ---- history that comes in
 
@@ -109,14 +111,13 @@ class residency {
     require(tokens > r.tokens && tokens <= r.tokens_max, "reserve_import: tokens", tokens,
             r.tokens + 1, " to ", r.tokens_max);
     require(r.reserved == r.tokens, "reserve_import: request", r.id.slot, "one without an import under way");
-    allocator_.reserve(r, tokens);
+    decided([&] { allocator_.reserve(r, tokens); });
     imports_[static_cast<std::size_t>(r.id.slot)] = {};
     ticket ready = ticket::none;
     for (int p = first_import(r); p < static_cast<int>(r.pages.size()); ++p) {
       if (book().has_frame(r, p)) ready = std::max(ready, book().frames[book().page(r, p).at.frame].after);
       ready = std::max({ready, book().hosts.after(book().page(r, p).at.host), book().page(r, p).busy});
     }
-    copies_.flush();
     return ready;
   }
   /// Where rows of a source of the reserved pages belong.
@@ -162,7 +163,6 @@ class residency {
                        static_cast<std::int32_t>(from - start / ratio), static_cast<std::int32_t>(to - from),
                        from - base});
     }
-    copies_.flush();
     return guarded([&] {
       ticket const t = copies_.import(s, rows.rows, stride, pages);
       if (t == ticket::none) return t;
@@ -211,7 +211,7 @@ class residency {
                 book().pages_of(tokens) - book().pages_of(r.tokens) == static_cast<int>(frames.size()),
             "adopt: tokens", tokens,
             "as many as fill ", frames.size(), " frames behind ", r.tokens, " tokens, up to tokens_max");
-    allocator_.adopt(r, frames, tokens);
+    decided([&] { allocator_.adopt(r, frames, tokens); });
   }
 
   // ---- a step
@@ -222,6 +222,7 @@ class residency {
   step begin_step(stream on, batch const& b, std::optional<ticket> progress = {}) {
     check_sound();
     check_batch(on, b);
+    auto const range = named_range(space_, "ebb begin_step");
     return guarded([&] {
       limit_steps();
       advance(progress);
@@ -264,6 +265,7 @@ class residency {
     int const g = geometry_.group(group);
     resolved& now = resolved_[static_cast<std::size_t>(g)];
     require(!now.done, "resolve: group", index(group), "a group that was not resolved in this step yet");
+    auto const range = named_range(space_, "ebb resolve");
     guarded([&] { space_.run(on, s.padded, tables_.resolve(g, s, selection, out)); });
     now = {true, out, geometry_.source_of_set(geometry_.set_of_group(g), 0)};
   }
@@ -297,6 +299,7 @@ class residency {
               "end_step: accepted", accepted[i],
               "0 to ", std::min<std::int64_t>(s.queries, r.tokens_max - r.tokens));
     }
+    auto const range = named_range(space_, "ebb end_step");
     return guarded([&] {
       tables_.commit(on, batch_, accepted);
       tables_.read_uses(on, s.number, batch_);
@@ -335,9 +338,7 @@ class residency {
     request_record& r = idle_record(id, "resume");
     require(r.phase == phase::preempted, "resume: request", id.slot, "a preempted one");
     require(tokens <= r.tokens_max, "resume: tokens", tokens, "up to tokens_max, ", r.tokens_max);
-    auto const result = allocator_.resume(r, std::max(tokens, r.tokens));
-    copies_.flush();
-    return result;
+    return decided([&] { return allocator_.resume(r, std::max(tokens, r.tokens)); });
   }
   /// Keeps the first `tokens` committed tokens.
   void truncate(request_id id, std::int64_t tokens) {
@@ -351,14 +352,12 @@ class residency {
     request_record& r = idle_record(id, "require_whole");
     require(r.phase == phase::running && !r.pinned, "require_whole: request", id.slot,
             "one that is ready and not required whole yet");
-    auto const result = allocator_.require_whole(r);
-    copies_.flush();
-    return result;
+    return decided([&] { return allocator_.require_whole(r); });
   }
   void release_whole(request_id id) {
     request_record& r = idle_record(id, "release_whole");
     require(r.pinned, "release_whole: request", id.slot, "one that is required whole");
-    allocator_.release_whole(r);
+    decided([&] { allocator_.release_whole(r); });
   }
 
   // ---- look
@@ -466,6 +465,20 @@ class residency {
       throw;
     }
   }
+  /// A decision of the allocator, and the copies it asked for.
+  template <class F>
+  auto decided(F f) {
+    return guarded([&] {
+      if constexpr (std::is_void_v<decltype(f())>) {
+        f();
+        copies_.flush();
+      } else {
+        auto result = f();
+        copies_.flush();
+        return result;
+      }
+    });
+  }
   request_record const& record(request_id id, char const* call) const {
     bool const live = id.slot >= 0 && id.slot < sizing_.s.requests && book().at(id.slot).phase != phase::vacant &&
                       book().at(id.slot).id == id;
@@ -521,10 +534,7 @@ class residency {
       later_.push_back(call);
       return;
     }
-    guarded([&] {
-      call();
-      copies_.flush();
-    });
+    decided(call);
   }
 
   // ---- imports

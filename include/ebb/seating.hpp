@@ -65,6 +65,13 @@ class seating {
     bool const apart = partial >= 0 && partial < tail_first(r) && !oldest(partial);  // it takes a tail page's place
     return p == partial || p >= tail_first(r) + (apart ? 1 : 0) || oldest(p);
   }
+  /// Frames it has and may not lose.
+  int required(request_record const& r) const {
+    int n = static_cast<int>(r.hot.size() + r.idle.size());
+    for (int p = 0; p < static_cast<int>(r.pages.size()); ++p)
+      n += book_.has_frame(r, p) && book_.state(r, p) == frame_state::required;
+    return n;
+  }
   /// States of its pages from `first` on, after the tail moved or the request's mode changed.
   void refresh(request_record& r, int first) {
     for (int p = first; p < static_cast<int>(r.pages.size()); ++p) {

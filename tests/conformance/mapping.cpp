@@ -76,16 +76,16 @@ void steps(Engine& e, std::vector<session*> const& who, int n, int queries, Sele
   }
 }
 
-// The scenario's lengths. A step commits two tokens, so that the shortest request outgrows tail and hot rows (5 pages): up to there a
-// request is simply resident, and "nothing resident" means nothing but the tail.
+// A step commits two tokens, so that the shortest request outgrows tail and hot rows (5 pages): up to there a
+// request is simply resident, and "nothing resident" means nothing but the tail. 4 frames go out and back, since 3 happen to even the numbers out.
 TEST_CASE_TEMPLATE("O01: host pages, frames, pages and slots are never taken for each other, resident or not", S, EBB_SPACES) {
   engine<two_layers, gated_space<S>> e{gated_space<S>{make_space<S>()}, {.frames = 64, .host_pages = 100, .requests = 4, .max_batch = 4, .max_tokens = 400, .hot_rows = 32}};
-  // 7 host pages and 3 frames out and back: from now on the two numberings differ.
+  // 7 host pages, and 7 and 4 frames, out and back: from now on the two numberings differ.
   session passing = e.start(7 * 16, 7 * 16);
   e.kv.finish(passing.id);
-  take_id const three = or_throw(e.kv.take(3));
+  take_id const four = or_throw(e.kv.take(4));
   idle(e);
-  auto const frames = e.kv.collect(three);
+  auto const frames = e.kv.collect(four);
   REQUIRE(frames.has_value());
   e.kv.give(*frames);
   idle(e);
@@ -95,12 +95,7 @@ TEST_CASE_TEMPLATE("O01: host pages, frames, pages and slots are never taken for
   for (int round = 0; round < 2; ++round) {
     CAPTURE(round);
     std::vector<session*> const who{&a, &b, &c};
-    for (session* s : who) {
-      std::string text;
-      for (auto const& p : e.record(*s).pages) text += std::to_string(index(p.at.frame)) + "/" + std::to_string(index(p.at.host)) + " ";
-      MESSAGE(text);
-      CHECK(numbers_differ(e, *s));
-    }
+    for (session* s : who) CHECK(numbers_differ(e, *s));
     counters before = e.kv.counts();
     steps(e, who, 20, 2, select);
     for (session* s : who) CHECK(e.kv.whole(s->id));

@@ -11,6 +11,14 @@
 
 namespace ebb::testing {
 
+/// Lanes that are threads of the host take their time: fewer repetitions there.
+template <class S>
+inline constexpr bool lanes_are_threads = false;
+#if !defined(__CUDACC__)
+template <int W, int Teams>
+inline constexpr bool lanes_are_threads<thread_space<W, Teams>> = true;
+#endif
+
 template <class Body>
 inline constexpr bool moves_pages = false;
 template <policy P>
