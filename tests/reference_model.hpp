@@ -132,7 +132,8 @@ class reference_model {
     std::int64_t const hosts = shape.host_pages - promised_hosts() + (own == holds.end() ? 0 : shape.pages(own->second));
     std::int64_t const slots = shape.requests - static_cast<std::int64_t>(live.size());
     auto const now = [&](pool p, std::int64_t wanted, std::int64_t free) {
-      if (wanted > free) out.push_back({p, wanted, std::max<std::int64_t>(0, free), 0, true});
+      free = std::max<std::int64_t>(0, free);
+      if (wanted > free) out.push_back({p, wanted, free, 0, true});
     };
     now(pool::frames, n.frames, frames);
     now(pool::host_pages, n.hosts, hosts);

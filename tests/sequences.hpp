@@ -132,6 +132,25 @@ class trial {
   /// The end of a sequence: everything settles, everything is checked.
   void finish_up() { quiesce(); audit(0); }
 
+  /// The ledger in words.
+  std::string books() const {
+    static constexpr char const* states[] = {"free", "required", "lent", "taken", "filling", "revoking"};
+    std::ostringstream out;
+    ledger const& book = kv_->allocator().book();
+    out << "  tail " << model_.shape.tail_pages() << " hot " << model_.shape.hot_frames() << " done " << static_cast<long long>(book.done) << " last " << static_cast<long long>(book.last)
+        << " wanted " << kv_->allocator().outstanding() << "\n  frames:";
+    for (int i = 0; i < book.frames.size(); ++i) {
+      frame_record const& f = book.frames[frame_id{i}];
+      out << " " << i << ":" << states[static_cast<int>(f.state)] << "/" << f.slot << "/" << f.page;
+    }
+    for (request_record const& r : book.requests()) {
+      if (r.phase == phase::vacant) continue;
+      out << "\n  slot " << r.id.slot << " phase " << static_cast<int>(r.phase) << (r.pinned ? " pinned" : "") << " tokens " << r.tokens << "/" << r.reserved << "/" << r.tokens_max << " reserve " << r.reserve << " hot "
+          << r.hot.size() << " idle " << r.idle.size() << " pages:";
+      for (auto const& p : r.pages) out << " " << (p.mapped ? "" : "(") << index(p.at.frame) << (p.mapped ? "" : ")") << "+" << p.backed << "/" << p.backing;
+    }
+    return out.str() + "\n";
+  }
   std::string const& note() const { return note_; }
   std::uint64_t rows_checked() const { return rows_checked_; }
 
@@ -441,7 +460,7 @@ class trial {
     model_.commit(*r, tokens);
   }
   void whole(generator& g) {
-    auto* r = pick(g, [&](auto const& m) { return idle(m) && !m.preempted && ready(m); });
+    auto* r = pick(g, [&](auto const& m) { return idle(m) && !m.preempted && !m.importing() && ready(m); });
     if (r == nullptr) return;
     if (r->pinned) {
       say("release_whole ", r->id.slot);

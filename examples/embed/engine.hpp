@@ -52,7 +52,8 @@ struct prefill_kernel {  // item: block of the prompt
     for (int i = t.rank(); i < layers * block_tokens * row_words; i += T::width) {
       int const layer = i / (block_tokens * row_words), row = i / row_words % block_tokens, word = i % row_words;
       if (int const token = item * block_tokens + row; token < tokens)
-        rows[index_of(blocks[item] * block_tokens + row, layer) * row_words + word] = row_word(prompt, layer, token, word);
+        rows[index_of(blocks[item] * block_tokens + row, layer) * row_words + word] =
+            row_word(prompt, layer, token, word);
     }
   }
 };
@@ -89,7 +90,8 @@ struct attention_kernel {
     for (int k = t.rank(); k < top_k; k += T::width) {
       std::uint64_t sum = 0;
       for (int i = 0; i < row_words; ++i)
-        sum += std::uint64_t{rows[std::int64_t{indices[item * top_k + k]} * row_words + i]} * static_cast<unsigned>(k + 1);
+        sum +=
+            std::uint64_t{rows[std::int64_t{indices[item * top_k + k]} * row_words + i]} * static_cast<unsigned>(k + 1);
       t.add(out + item, sum);
     }
   }

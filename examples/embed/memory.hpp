@@ -35,8 +35,8 @@ struct memory {
         out{array<std::uint64_t>(space, 2 * layers * batch, true)} {
     // Layer by layer, rows of a page apart; from block to block, the pages of all layers.
     for (int l = 0; l < layers; ++l)
-      arenas[static_cast<std::size_t>(l)] = {
-          reinterpret_cast<std::byte*>(pool.get()) + l * block_tokens * row_bytes, block_bytes};
+      arenas[static_cast<std::size_t>(l)] = {reinterpret_cast<std::byte*>(pool.get()) + l * block_tokens * row_bytes,
+                                             block_bytes};
   }
   /// The sizes of an instance of ebb that allocates no memory for rows.
   ebb::sizes borrowed_by(ebb::sizes s) const {

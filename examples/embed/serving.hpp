@@ -1,7 +1,6 @@
 #pragma once
-// The engine's serving loop with ebb in it: calls of `kv_` were added. Before, blocks came from a free list, and a
-// request that did not fit whole had to wait. Two steps are in flight: one is issued while the last still runs, and
-// its answers are read once it is done.
+// The engine's loop with ebb in it: calls of `kv_` were added. Before, blocks came from a free list and requests that did
+// not fit whole had to wait. Two steps are in flight: one is issued while the last still runs.
 #include <deque>
 
 #include "memory.hpp"
@@ -29,8 +28,7 @@ class serving {
   void submit(session s) { waiting_.push_back(s); }
   bool busy() const { return !waiting_.empty() || !prefilling_.empty() || !running_.empty(); }
   ebb::counters counts() const { return kv_.counts(); }
-  long long answers = 0, wrong = 0;
-  int most_running = 0;
+  int answers = 0, wrong = 0, most_running = 0, finished = 0;
 
   void step() {
     start_prompts();
@@ -57,11 +55,11 @@ class serving {
     }
     newest_ = kv_.end_step(main_, step, std::vector<int>(ids.size(), 1));  // every token is accepted: no need to wait
 
+    most_running = std::max(most_running, n);
     for (session& s : running_) {
       if (++s.tokens == s.wanted) kv_.finish(s.id);
     }
-    std::erase_if(running_, [](session const& s) { return s.tokens == s.wanted; });
-    most_running = std::max(most_running, n);
+    finished += static_cast<int>(std::erase_if(running_, [](session const& s) { return s.tokens == s.wanted; }));
   }
   void drain() {
     kv_.wait(newest_);
@@ -70,45 +68,41 @@ class serving {
 
  private:
   void start_prompts() {
+    if (!prefilling_.empty() && prefill(prefilling_.front())) prefilling_.pop_front();
     while (!waiting_.empty() && static_cast<int>(running_.size() + prefilling_.size()) < memory_.batch) {
-      session& s = waiting_.front();
+      session const& s = waiting_.front();
       auto const id = kv_.admit(s.wanted);
-      if (!id) break;  // the error says which pool is short; others will finish
+      if (!id) return;  // the error says which pool is short; others will finish
       auto const blocks = kv_.take(prompt_blocks);
-      if (!blocks) {
-        kv_.abort(*id);
-        break;
-      }
-      s.id = *id;
-      s.blocks = *blocks;
-      prefilling_.push_back(s);
+      if (!blocks) return kv_.abort(*id);
+      prefilling_.push_back({s.prompt, s.tokens, s.wanted, *id, *blocks});
       waiting_.pop_front();
     }
-    if (!prefilling_.empty() && prefill(prefilling_.front())) prefilling_.pop_front();
   }
-  /// A prompt is computed on a stream of its own, in blocks that the engine takes for the longest one; those it wrote
-  /// become history where they lie, the others go back. False: some blocks still have readers.
+  /// A prompt is computed beside decoding, in taken blocks. Once written, they become history where they lie; blocks
+  /// that were not needed go back. False: not there yet.
   bool prefill(session const& s) {
-    auto const blocks = kv_.collect(s.blocks);
-    if (!blocks) return false;
-    space_.synchronize(prefilled_);  // the kernel of the last prompt has read its table
-    for (std::size_t b = 0; b < blocks->size(); ++b) table_.get()[b] = index((*blocks)[b]);
     int const used = (s.tokens + block_tokens - 1) / block_tokens;
-    space_.run(prefill_, used, prefill_kernel{memory_.pool.get(), table_.get(), s.prompt, s.tokens});
-    prefilled_ = space_.record(prefill_);
-    space_.wait(main_, prefilled_);  // adopted rows are written before the next begin_step, in stream order
-    auto const all = std::span{*blocks};
-    kv_.adopt(s.id, all.first(static_cast<std::size_t>(used)), s.tokens);
-    kv_.give(all.subspan(static_cast<std::size_t>(used)));
+    if (blocks_.empty()) {
+      auto const blocks = kv_.collect(s.blocks);
+      if (!blocks) return false;  // some still have readers
+      blocks_ = *blocks;
+      for (std::size_t b = 0; b < blocks_.size(); ++b) table_.get()[b] = index(blocks_[b]);
+      space_.run(prefill_, used, prefill_kernel{memory_.pool.get(), table_.get(), s.prompt, s.tokens});
+      prefilled_ = space_.record(prefill_);
+    }
+    if (!space_.reached(prefilled_)) return false;  // adopted rows may be backed up at once
+    kv_.adopt(s.id, std::span{blocks_}.first(static_cast<std::size_t>(used)), s.tokens);
+    kv_.give(std::span{blocks_}.subspan(static_cast<std::size_t>(used)));
+    blocks_.clear();
     running_.push_back(s);
     return true;
   }
   void read_answers(int half) {
-    for (int layer = 0; layer < layers; ++layer) {
-      for (std::size_t i = 0; i < issued_[half].size(); ++i, ++answers) {
-        session const& s = issued_[half][i];
+    for (std::size_t i = 0; i < issued_[half].size(); ++i) {
+      session const& s = issued_[half][i];
+      for (int layer = 0; layer < layers; ++layer, ++answers)
         wrong += memory_.out_of(half, layer)[i] != expected(s.prompt, layer, s.tokens + 1);
-      }
     }
     issued_[half].clear();
   }
@@ -121,6 +115,7 @@ class serving {
   ebb::residency<kv_policy, S> kv_;
   std::deque<session> waiting_, prefilling_;
   std::vector<session> running_, issued_[2];
+  std::vector<ebb::frame_id> blocks_;  // of the prompt that is being computed
   ebb::ticket newest_{};
   int half_ = 0;
 };

@@ -54,11 +54,13 @@ class driver {
       line_.serve([&](live& s) { return s.admitted ? resume(s) : admit(s); });
       bring_in_history();
       auto const batch = next_batch();
-      if (batch.empty() && line_.size() == 0 && std::ranges::count(sessions_, stage::arriving, &live::at) == 0) {
-        if (open_ > 0) numbers_.skip_to(next_due());
+      bool const arriving = std::ranges::count(sessions_, stage::arriving, &live::at) > 0;
+      idle_ = batch.empty() ? idle_ + 1 : 0;
+      if (idle_ > 100 * patience) give_up();
+      if (batch.empty() && !arriving && (line_.size() == 0 || idle_ > patience)) {
+        skip_idle_time();
       } else {
         step(batch);
-        require_progress(batch);
       }
     }
     return numbers_.finish(kv_.counts(), seconds_since(start));
@@ -66,6 +68,8 @@ class driver {
 
  private:
   using clock = std::chrono::steady_clock;
+  /// Steps without requests in which frames and pages may still come back.
+  static constexpr int patience = 100;
   static double seconds_since(clock::time_point t) { return std::chrono::duration<double>(clock::now() - t).count(); }
 
   // ---- the queue -------------------------------------------------------------------------------------------
@@ -83,6 +87,19 @@ class driver {
       if (s.at == stage::pausing) first = std::min(first, s.due);
     }
     return first;
+  }
+
+  /// Nothing runs and nothing is on its way: the next event is a call that becomes due.
+  void skip_idle_time() {
+    if (open_ == 0) return;
+    drop_hold();
+    double const next = next_due();
+    if (next == std::numeric_limits<double>::infinity()) give_up();
+    numbers_.skip_to(next);
+  }
+  [[noreturn]] void give_up() const {
+    throw std::runtime_error{std::string{P::name} + ": " + std::to_string(line_.size()) +
+                             " calls wait and nothing gets on: " + shortage_.message()};
   }
 
   /// True when the session needs its place in the queue no more.
@@ -239,17 +256,6 @@ class driver {
     --open_;
   }
 
-  /// Somebody must get on: a step without requests is one in which frames or pages come back, and they must at some
-  /// time.
-  void require_progress(std::vector<live*> const& batch) {
-    idle_ = batch.empty() ? idle_ + 1 : 0;
-    if (idle_ > 100) drop_hold();
-    if (idle_ > 1'000) {
-      throw std::runtime_error{std::string{P::name} + ": " + std::to_string(line_.size()) +
-                               " calls wait and nothing gets on: " + shortage_.message()};
-    }
-  }
-
   S space_;
   typename S::stream stream_;
   driver_options const& o_;
@@ -263,7 +269,7 @@ class driver {
   ebb::shortage shortage_{};
   int open_ = 0;                ///< sessions that are not over
   std::uint32_t admitted_ = 0;  ///< requests so far: the oracle's count of incarnations
-  int idle_ = 0;                ///< steps without requests, in a row
+  int idle_ = 0;                ///< rounds without requests, in a row
   long long decoded_rows_ = 0;
 };
 

@@ -11,7 +11,10 @@ import json
 import os
 import sys
 
-import matplotlib
+try:
+    import matplotlib
+except ImportError:
+    sys.exit(3)  # the replay says what is missing
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt  # noqa: E402
@@ -60,9 +63,10 @@ def plot(policies: list[dict]) -> str:
         share.set_ylabel("%", fontsize=8)
         frames.set_xlim(0, end)
         if p is policies[0]:
-            frames.legend(loc="upper right", fontsize=8)
+            above = {"loc": "lower right", "bbox_to_anchor": (1, 1), "fontsize": 8, "frameon": False}
+            frames.legend(ncol=len(STATES), **above)
             lines = requests.get_lines() + share.get_lines()
-            requests.legend(lines, [line.get_label() for line in lines], loc="upper right", fontsize=8)
+            requests.legend(lines, [line.get_label() for line in lines], ncol=3, **above)
     for axis in axes[-1]:
         axis.set_xlabel("seconds on the replay's clock")
     out = io.StringIO()

@@ -68,7 +68,7 @@ double quantile(std::vector<T>& values, double share) {
 /// one goes.
 class sampler {
  public:
-  static constexpr std::size_t most = 600;
+  static constexpr std::size_t most = 400;
 
   bool due(long long step) const { return step % every_ == 0; }
   void add(std::vector<sample>& series, sample const& s) {

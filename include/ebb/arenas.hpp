@@ -79,7 +79,6 @@ class arenas {
     }
     std::int64_t const staging = total;
     gpu_bytes_ = staging + planes * plane;
-    memory_ = space.device_memory(static_cast<std::size_t>(gpu_bytes_));
     for (int set = 0; set < geo_.sets(); ++set) {
       for (int k = 0; k < geo_.sources_of_set(set); ++k) {
         int const s = geo_.source_of_set(set, k);
@@ -90,9 +89,11 @@ class arenas {
         require(last <= std::numeric_limits<std::int32_t>::max(), "frames", sizes_.frames,
                 "so many that every row has an int32 address; source " + std::to_string(index(geo_.id_of_source(s))) +
                     " would need row " + std::to_string(last));
-        add(s, memory_.get() + at[static_cast<std::size_t>(s)], layout, static_cast<std::int32_t>(rows_to_staging));
+        add(s, nullptr, layout, static_cast<std::int32_t>(rows_to_staging));
       }
     }
+    memory_ = space.device_memory(static_cast<std::size_t>(gpu_bytes_));
+    for (source_view& v : views_) v.base = memory_.get() + at[static_cast<std::size_t>(v.ordinal)];
   }
 
   void borrow() {
@@ -102,7 +103,7 @@ class arenas {
     for (int s = 0; s < geo_.sources(); ++s) {
       arena_view const given = sizes_.borrowed[static_cast<std::size_t>(s)];
       page_layout layout = geo_.layout(s);
-      int const width = layout.width();
+      int const width = geometry_of<P>::in_row_width;  // page-end pieces are no wider
       require(given.base != nullptr && reinterpret_cast<std::uintptr_t>(given.base) % static_cast<unsigned>(width) == 0,
               "arenas: base alignment",
               static_cast<long long>(reinterpret_cast<std::uintptr_t>(given.base) % static_cast<unsigned>(width)),

@@ -63,7 +63,7 @@ class copy_queue {
                                      : bytes_.restored) += bytes;
     }
     for (std::size_t at = 0; at < moves.size();) {
-      std::size_t const n = std::min(moves.size() - at, ring_.largest() / sizeof(page_move));
+      std::size_t const n = unordered(std::span{moves}.subspan(at));
       auto const* items = ring_.put(std::span<page_move const>{moves.data() + at, n});
       space_.run(side_, moving_teams, move_body<P>{items, static_cast<int>(n), rows_.on_device(), geometry_.sources()});
       ring_.close(space_.record(side_));
@@ -102,6 +102,21 @@ class copy_queue {
   }
 
  private:
+  /// How many of the moves may run at once: none touches a frame or host page that another one touches, as where a page
+  /// makes way for another.
+  std::size_t unordered(std::span<page_move const> moves) {
+    frames_.resize(static_cast<std::size_t>(book_.frames.size()));
+    hosts_.resize(static_cast<std::size_t>(book_.hosts.size()));
+    ++launch_;
+    std::size_t n = 0;
+    for (std::size_t const most = ring_.largest() / sizeof(page_move); n < moves.size() && n < most; ++n) {
+      auto& frame = frames_[static_cast<std::size_t>(moves[n].frame)];
+      auto& host = hosts_[static_cast<std::size_t>(moves[n].host)];
+      if (frame == launch_ || host == launch_) break;
+      frame = host = launch_;
+    }
+    return n;
+  }
   ticket next_ticket() {
     book_.last = book_.next_job();
     return book_.last;
@@ -116,6 +131,8 @@ class copy_queue {
   ticket_log<S, std::vector<page_copy>> log_;
   event last_end_{};
   moved_bytes bytes_;
+  std::vector<std::uint64_t> frames_, hosts_;  ///< the launch that last touched each
+  std::uint64_t launch_ = 0;
 };
 
 }  // namespace ebb

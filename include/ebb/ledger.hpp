@@ -21,7 +21,8 @@ struct page_record {
   int backed = 0;  ///< tokens of the page whose host copy is complete
   int backing = 0;             ///< … and will be once `busy` is done
   ticket busy = ticket::none;  ///< newest side-stream copy that reads or writes its frame or host page
-  std::uint32_t epoch = 0;     ///< grows when the page is rewritten: copies of an older epoch no longer count
+  bool to_host = false;        ///< an import under way writes its host page, besides the frame it may have
+  std::uint32_t epoch = 0;     ///< never used twice; changes when the page is rewritten: copies of another do not count
 };
 
 enum class phase : std::uint8_t { vacant, waiting, running, preempted };
@@ -155,9 +156,12 @@ class ledger {
     r.pages.push_back({.at = {frame_id::none, r.run}});
     r.uses.push_back(0);
     ++r.missing;
+    outdate(r.pages.back());
     patch(r, static_cast<int>(r.pages.size()) - 1);
     return r.pages.back();
   }
+  /// Copies of the page that are under way no longer count, nor those of an earlier page in its place.
+  void outdate(page_record& page) { page.epoch = ++epochs_; }
 
   /// Gives page p a frame, already marked with its use; not yet readable.
   void place(request_record& r, int p, frame_id f) {
@@ -265,6 +269,7 @@ class ledger {
 
  private:
   std::vector<request_record> requests_;
+  std::uint32_t epochs_ = 0;
   std::vector<std::vector<std::size_t>> patched_;  ///< of each slot and page, where its word is in `out.map`, if it is
 };
 

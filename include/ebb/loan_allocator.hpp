@@ -125,8 +125,19 @@ class loan_allocator {
     while (static_cast<int>(r.pages.size()) < book().pages_of(tokens)) book().append(r);
     seats_.refresh(r, 0);
     seats_.settle_in(r);
+    for (int p = static_cast<int>(r.tokens / P::page_tokens); p < static_cast<int>(r.pages.size()); ++p) {
+      page_record& page = book().page(r, p);
+      bool const sealed = P::backup::when_sealed && std::int64_t{p + 1} * P::page_tokens <= tokens &&
+                          page.backed == book().tokens_in(r, p);
+      page.to_host = !book().has_frame(r, p) || book().state(r, p) == frame_state::lent || sealed;
+    }
   }
 
+  /// The engine writes the reserved pages itself: it gets no address in a frame that may be taken back.
+  void expose(request_record& r) {
+    seats_.to_host_alone(r);
+    serve();
+  }
   /// The import is over: its pages are like any others.
   void published(request_record& r) { seats_.refresh(r, 0); }
 
@@ -144,10 +155,6 @@ class loan_allocator {
     promises_.take_back({static_cast<int>(frames.size()), 0});
     set_tokens(r, tokens);
     seats_.refresh(r, 0);
-    while (!r.idle.empty() && seats_.required(r) > r.reserve) {  // it keeps no more than it was promised
-      book().retire(r.idle.back());
-      r.idle.pop_back();
-    }
     serve();
   }
 
@@ -239,7 +246,7 @@ class loan_allocator {
       book().wait_main(last.busy);
       last.backed = std::min(last.backed, partial);
       last.backing = last.backed;
-      ++last.epoch;
+      book().outdate(last);
     }
     r.backup_from = std::min(r.backup_from, static_cast<int>(tokens / P::page_tokens));
     book().out.clear.push_back(r.id.slot);
@@ -345,6 +352,12 @@ class loan_allocator {
   /// True when all its frames are there.
   bool give_to(waiting& w) {
     frame_state const use = w.slot < 0 ? frame_state::taken : frame_state::required;
+    if (w.slot >= 0) {  // its pages may have found frames meanwhile
+      request_record const& r = book().at(w.slot);
+      int const wanted = std::clamp(r.reserve - seats_.required(r), 0, w.frames);
+      outstanding_ -= w.frames - wanted;
+      w.frames = wanted;
+    }
     while (w.frames > 0) {
       auto const f = book().frames.take(use, w.slot, -1);
       if (!f) return false;

@@ -37,10 +37,10 @@ class promises {
   /// What cannot be had now beside promises and the holds of others; `revocable` is only reported.
   std::optional<shortage> lacking(reservation need, hold_id own, long long revocable) const {
     reservation const mine = own == hold_id::none ? reservation{} : held_by(own);
-    int const frames = all_.frames - given_.frames - held_.frames + mine.frames;
-    int const hosts = all_.hosts - given_.hosts - held_.hosts + mine.hosts;
-    if (need.frames > frames) return shortage{pool::frames, need.frames, std::max(0, frames), revocable, true};
-    if (need.hosts > hosts) return shortage{pool::host_pages, need.hosts, std::max(0, hosts), 0, true};
+    int const frames = std::max(0, all_.frames - given_.frames - held_.frames + mine.frames);
+    int const hosts = std::max(0, all_.hosts - given_.hosts - held_.hosts + mine.hosts);
+    if (need.frames > frames) return shortage{pool::frames, need.frames, frames, revocable, true};
+    if (need.hosts > hosts) return shortage{pool::host_pages, need.hosts, hosts, 0, true};
     return std::nullopt;
   }
 

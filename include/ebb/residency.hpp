@@ -120,15 +120,17 @@ class residency {
     }
     return ready;
   }
-  /// Where rows of a source of the reserved pages belong.
-  std::vector<import_page> import_pages(request_id id, source_id source) const {
-    request_record const& r = record(id, "import_pages");
+  /// Where rows of a source of the reserved pages belong. Effects: pages on loan go to the host store alone, so that
+  /// every address stays the request's until publish.
+  std::vector<import_page> import_pages(request_id id, source_id source) {
+    request_record& r = idle_record(id, "import_pages");
+    decided([&] { allocator_.expose(r); });
     source_view const& v = rows_.view(geometry_.source(source));
     std::vector<import_page> pages;
     for (int p = first_import(r); p < static_cast<int>(r.pages.size()); ++p) {
       map_entry const at = book().page(r, p).at;
       pages.push_back(
-          {page_index{p}, wants_host(r, p) ? v.host + std::int64_t{index(at.host)} * v.host_layout.stride : nullptr,
+          {page_index{p}, to_host(r, p) ? v.host + std::int64_t{index(at.host)} * v.host_layout.stride : nullptr,
            at.frame != frame_id::none ? v.base + std::int64_t{index(at.frame)} * v.layout.stride : nullptr});
     }
     return pages;
@@ -159,7 +161,7 @@ class residency {
         continue;
       }
       map_entry const at = book().page(r, p).at;
-      pages.push_back({index(at.frame), wants_host(r, p) ? index(at.host) : -1,
+      pages.push_back({index(at.frame), to_host(r, p) ? index(at.host) : -1,
                        static_cast<std::int32_t>(from - start / ratio), static_cast<std::int32_t>(to - from),
                        from - base});
     }
@@ -184,7 +186,7 @@ class residency {
     }
     int const first = first_import(r);
     std::vector<char> hosted;
-    for (int p = first; p < static_cast<int>(r.pages.size()); ++p) hosted.push_back(wants_host(r, p));
+    for (int p = first; p < static_cast<int>(r.pages.size()); ++p) hosted.push_back(to_host(r, p));
     allocator_.set_tokens(r, tokens);
     book().wait_main(in.last);
     for (int p = first; p < book().pages_of(tokens); ++p) {
@@ -222,6 +224,9 @@ class residency {
   step begin_step(stream on, batch const& b, std::optional<ticket> progress = {}) {
     check_sound();
     check_batch(on, b);
+    ticket const asked = progress.value_or(ticket::none);
+    require(asked <= book().last, "begin_step: progress", static_cast<long long>(asked),
+            "up to the newest ticket, ", static_cast<long long>(book().last));
     auto const range = named_range(space_, "ebb begin_step");
     return guarded([&] {
       limit_steps();
@@ -350,13 +355,14 @@ class residency {
   /// Keeps all pages of the request on the GPU, while a prefill attends densely, say. May be pending: `whole`.
   outcome<request_id> require_whole(request_id id) {
     request_record& r = idle_record(id, "require_whole");
-    require(r.phase == phase::running && !r.pinned, "require_whole: request", id.slot,
-            "one that is ready and not required whole yet");
+    require(r.phase == phase::running && !r.pinned && r.reserved == r.tokens, "require_whole: request", id.slot,
+            "one that is ready, without an import under way and not required whole yet");
     return decided([&] { return allocator_.require_whole(r); });
   }
   void release_whole(request_id id) {
     request_record& r = idle_record(id, "release_whole");
-    require(r.pinned, "release_whole: request", id.slot, "one that is required whole");
+    require(r.pinned && r.reserved == r.tokens, "release_whole: request", id.slot,
+            "one that is required whole, without an import under way");
     decided([&] { allocator_.release_whole(r); });
   }
 
@@ -540,13 +546,7 @@ class residency {
   // ---- imports
 
   int first_import(request_record const& r) const { return static_cast<int>(r.tokens / P::page_tokens); }
-  /// A reserved page's rows also go to its host page: where it has no frame, or where it will be full and what is
-  /// before is there.
-  bool wants_host(request_record const& r, int p) const {
-    if (!book().has_frame(r, p)) return true;
-    bool const full = std::int64_t{p + 1} * P::page_tokens <= r.reserved;
-    return P::backup::when_sealed && full && book().page(r, p).backed == book().tokens_in(r, p);
-  }
+  bool to_host(request_record const& r, int p) const { return book().page(r, p).to_host; }
 
   void limit_steps() {
     while (!unfinished_.empty() &&
@@ -558,8 +558,6 @@ class residency {
   /// Decisions see what is done up to `progress`.
   void advance(std::optional<ticket> progress) {
     ticket const until = progress ? *progress : copies_.progress();
-    require(until <= book().last, "begin_step: progress", static_cast<long long>(until),
-            "up to the newest ticket, ", static_cast<long long>(book().last));
     if (until <= book().done) return;
     // A copy that failed on its way counts as over, too: nothing may be concluded from it.
     if (space_.broken()) throw std::runtime_error("ebb: earlier work of the device failed");

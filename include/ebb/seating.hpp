@@ -53,17 +53,12 @@ class seating {
   bool step_open() const { return step_open_; }
   void count_step() { ++step_; }
 
-  /// The page that an import under way will complete, −1: none. It stays where it is until publish.
-  int partial_import(request_record const& r) const {
-    return r.reserved > r.tokens && r.tokens % P::page_tokens != 0 ? static_cast<int>(r.tokens / P::page_tokens) : -1;
+  /// An import under way writes page p: until publish it stays as `reserve` left it, only a loan may go.
+  bool arriving(request_record const& r, int p) const {
+    return r.reserved > r.tokens && p >= static_cast<int>(r.tokens / P::page_tokens);
   }
-  /// Never more pages than the request's reserve has frames for.
   bool is_required(request_record const& r, int p) const {
-    if (!is_long(r) || r.pinned) return true;
-    int const partial = partial_import(r);
-    auto const oldest = [&](int page) { return r.hot.empty() && page < sizes_.hot; };
-    bool const apart = partial >= 0 && partial < tail_first(r) && !oldest(partial);  // it takes a tail page's place
-    return p == partial || p >= tail_first(r) + (apart ? 1 : 0) || oldest(p);
+    return !is_long(r) || r.pinned || p >= tail_first(r) || (r.hot.empty() && p < sizes_.hot);
   }
   /// Frames it has and may not lose.
   int required(request_record const& r) const {
@@ -75,7 +70,7 @@ class seating {
   /// States of its pages from `first` on, after the tail moved or the request's mode changed.
   void refresh(request_record& r, int first) {
     for (int p = first; p < static_cast<int>(r.pages.size()); ++p) {
-      if (!book_.has_frame(r, p)) continue;
+      if (!book_.has_frame(r, p) || arriving(r, p)) continue;
       frame_state const s = book_.state(r, p);
       bool const needed = is_required(r, p);
       if (s == frame_state::required || s == frame_state::lent)
@@ -83,6 +78,10 @@ class seating {
       if (!needed || r.phase == phase::preempted || !book_.is_marked(r, p)) continue;
       book_.set_state(r, p, frame_state::required);
       std::erase(book_.marked, std::pair{r.id.slot, p});
+    }
+    while (!r.idle.empty() && required(r) > r.reserve) {  // it keeps no more than it was promised
+      book_.retire(r.idle.back());
+      r.idle.pop_back();
     }
   }
 
@@ -136,7 +135,8 @@ class seating {
       if (!r.idle.empty()) {
         f = from_idle(r, p);
       } else if (p >= first_new && spare() > 0) {
-        f = book_.frames.take_free(is_required(r, p) ? frame_state::required : frame_state::lent, r.id.slot, p);
+        bool const loan = is_long(r) && !r.pinned;
+        f = book_.frames.take_free(loan ? frame_state::lent : frame_state::required, r.id.slot, p);
       }
       if (!f) break;
       book_.place(r, p, *f);
@@ -156,12 +156,28 @@ class seating {
       if (quota_[i] == 0) continue;
       holding_[i]->revoked_at = step_;
       pick(*holding_[i], quota_[i], true, [&](int p) {
-        book_.mark(*holding_[i], p);
         ++chosen;
+        if (book_.page(*holding_[i], p).mapped) return book_.mark(*holding_[i], p);
+        drop_unread(*holding_[i], p);
       });
+    }
+    for (int slot = 0; slot < sizes_.requests && chosen < n; ++slot) {
+      request_record& r = book_.at(slot);
+      for (int p = 0; p < static_cast<int>(r.pages.size()) && chosen < n; ++p) {
+        if (!book_.has_frame(r, p) || book_.state(r, p) != frame_state::filling) continue;
+        r.revoked_at = step_;
+        drop_unread(r, p);
+        ++chosen;
+      }
     }
     if (!step_open_) settle_marked();
     return chosen;
+  }
+
+  /// Arriving pages that sit in loans arrive in their host pages alone.
+  void to_host_alone(request_record& r) {
+    for (int p = 0; p < static_cast<int>(r.pages.size()); ++p)
+      if (arriving(r, p) && may_go(r, p)) drop_unread(r, p);
   }
 
   /// Chosen pages whose host copies are complete leave their frames.
@@ -200,10 +216,17 @@ class seating {
   }
 
  private:
+  /// Takes back a loan that the map does not name yet: what it is being filled with is, or will be, in its host page.
+  void drop_unread(request_record& r, int p) {
+    ++book_.counts.revoked;
+    book_.outdate(book_.page(r, p));
+    book_.drop(r, p);
+  }
   frame_id from_idle(request_record& r, int p) {
     frame_id const f = r.idle.back();
     r.idle.pop_back();
-    book_.frames.set(f, is_required(r, p) ? frame_state::required : frame_state::lent, r.id.slot, p);
+    bool const needed = is_required(r, p) || arriving(r, p);
+    book_.frames.set(f, needed ? frame_state::required : frame_state::lent, r.id.slot, p);
     return f;
   }
   /// A whole request that lacks pages gets them, or hot rows instead.
@@ -243,6 +266,7 @@ class seating {
     std::optional<frame_id> f;
     pick(r, 1, true, [&](int victim) {
       if (f || !book_.back_up_now(r, victim)) return;
+      book_.wait_main(book_.page(r, victim).busy);
       f = book_.lift(r, victim);
       ++book_.counts.revoked;
       book_.frames.set(*f, use, r.id.slot, p);
@@ -261,12 +285,7 @@ class seating {
   frame_id obtain(request_record& r, int p, frame_state use) {
     if (auto f = book_.frames.take(use, r.id.slot, p)) return *f;
     if (book_.marked.empty()) revoke(1);
-    if (auto f = book_.frames.take(use, r.id.slot, p)) return *f;
-    if (auto f = book_.frames.take_cooling(use, r.id.slot, p)) {
-      book_.wait_main(book_.frames[*f].after);
-      ++book_.counts.forced_waits;
-      return *f;
-    }
+    if (auto f = take_waiting(r, p, use)) return *f;
     auto const chosen = book_.marked;
     for (auto [slot, page] : chosen) {
       request_record& victim = book_.at(slot);
@@ -275,9 +294,18 @@ class seating {
         continue;
       if (wants_hot(victim) && !make_hot(victim, true)) continue;
       settle_marked();
-      if (auto f = book_.frames.take(use, r.id.slot, p)) return *f;
+      if (auto f = take_waiting(r, p, use)) return *f;
     }
     throw_no_frame(r, p);
+  }
+  /// A frame on its way back; the main stream waits for the work that still uses it.
+  std::optional<frame_id> take_waiting(request_record& r, int p, frame_state use) {
+    if (auto f = book_.frames.take(use, r.id.slot, p)) return f;
+    auto const f = book_.frames.take_cooling(use, r.id.slot, p);
+    if (!f) return f;
+    book_.wait_main(book_.frames[*f].after);
+    ++book_.counts.forced_waits;
+    return f;
   }
   [[noreturn]] void throw_no_frame(request_record const& r, int p) const {
     throw std::runtime_error("begin_step: page " + std::to_string(p) + " of the request in slot " +
@@ -296,7 +324,7 @@ class seating {
     std::vector<int> oldest;
     bool backed = true;
     for (int p = 0; p < tail_first(r) && static_cast<int>(oldest.size()) < wanted; ++p) {
-      if (!book_.has_frame(r, p) || !book_.page(r, p).mapped || p == partial_import(r)) continue;
+      if (!book_.has_frame(r, p) || !book_.page(r, p).mapped || arriving(r, p)) continue;
       oldest.push_back(p);
       backed &= forced ? book_.back_up_now(r, p) : book_.back_up(r, p) && book_.complete(r, p);
     }
@@ -319,7 +347,7 @@ class seating {
     return is_long(r) && rested ? std::max(0, std::min(static_cast<int>(r.pages.size()) - r.framed, tail_first(r))) : 0;
   }
   bool may_go(request_record const& r, int p) const {
-    return book_.has_frame(r, p) && book_.page(r, p).mapped && book_.state(r, p) == frame_state::lent;
+    return book_.has_frame(r, p) && book_.state(r, p) == frame_state::lent;
   }
   bool may_come(request_record const& r, int p) const {
     return !book_.has_frame(r, p) && book_.page(r, p).backed == P::page_tokens;

@@ -244,20 +244,30 @@ class engine {
   static constexpr int width = metadata::width(P::top_k);
 
   engine(S const& of, sizes const& given, std::size_t room_bytes = std::size_t{16} << 20)
-      : space{of}, kv{space, given}, main{space.make_stream()}, room_{space, room_bytes}, wrong_{space, wrong_kinds} {}
+      : space{of}, room_{space, room_bytes}, wrong_{space, wrong_kinds}, kv{space, given}, main{space.make_stream()} {}
   engine(engine const&) = delete;
   engine& operator=(engine const&) = delete;
 
   S space;
+
+ private:
+  shared_array<std::byte> room_;  // outlives what is still enqueued, which kv waits for
+  shared_array<std::uint32_t> wrong_;
+
+ public:
   residency<P, S> kv;
   typename S::stream main;
   long long checked = 0;  ///< rows whose bytes were compared
 
   // ---- requests ----------------------------------------------------------------------------------------------------------------------
 
-  /// Admits a request and imports `tokens` of history. Throws where it is refused or pending.
+  /// Admits a request and imports `tokens` of history, after empty steps where it is pending. Throws where it is refused.
   session start(std::int64_t tokens_max, std::int64_t tokens = 0) {
     session s = name(or_throw(kv.admit(tokens_max, tokens)), tokens_max);
+    for (int i = 0; i < 10 && !kv.ready(s.id); ++i) {
+      kv.wait(kv.allocator().book().last);
+      end(begin({}), {});
+    }
     if (tokens > 0) import(s, tokens);
     return s;
   }
@@ -429,6 +439,8 @@ class engine {
     std::fill(wrong_.begin(), wrong_.end(), 0u);
     next_ = fixed_;
   }
+  /// Where bodies of a test's own count what is wrong, by `wrong_kind`.
+  std::uint32_t* wrong() const { return wrong_.data(); }
   /// Buffers made so far are never reused: for graphs.
   void keep_buffers() { fixed_ = next_; }
 
@@ -481,8 +493,6 @@ class engine {
     }
   }
 
-  shared_array<std::byte> room_;
-  shared_array<std::uint32_t> wrong_;
   std::size_t next_ = 0;
   std::size_t fixed_ = 0;
   std::vector<session*> who_;

@@ -278,10 +278,10 @@ class failing_space : public S {
 template <class S>
 struct eight_pages {
   explicit eight_pages(S const& space, copy_kind what)
-      : e{space, {.frames = 21, .host_pages = 64, .requests = 2, .max_batch = 2, .max_tokens = 512, .hot_rows = 16}}, kind{what} {
+      : e{space, {.frames = 20, .host_pages = 64, .requests = 2, .max_batch = 2, .max_tokens = 512, .hot_rows = 16}}, kind{what} {
     if (kind == copy_kind::refill) {
       auto const frames = taken();
-      a = e.start(512, 320);
+      a = e.start(512, 316);
       e.kv.give(frames);
     } else if (kind == copy_kind::backup) {
       auto const frames = taken();
