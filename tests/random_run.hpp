@@ -31,8 +31,9 @@ void run_operations(setting how, std::vector<operation> const& list, report& out
         throw;
       }
       if (tell) std::printf("  %4zu %s\n", i, t.note().c_str()), std::fflush(stdout);
-      out.checked = t.rows_checked();
     }
+    int n = 0;
+    for (auto const& [what, number] : t.totals()) out.totals[n++] = number;
   } catch (std::exception const& e) {
     std::snprintf(out.message, sizeof out.message, "%s [in: %s]", e.what(), doing.c_str());
   }
@@ -40,13 +41,13 @@ void run_operations(setting how, std::vector<operation> const& list, report& out
 
 /// One sequence; prints and shrinks a failing one. True if all was well.
 template <policy P, class S>
-bool run_sequence(char const* name, setting how, int operations, bool alone, unsigned long long* checked) {
+bool run_sequence(char const* name, setting how, int operations, bool alone, unsigned long long (&totals)[40]) {
   auto const list = random_operations(how.seed, operations, how.deferred);
   auto const run = [&](std::vector<operation> const& some) {
-    if (alone) return isolated([&](report& r) { run_operations<P, S>(how, some, r); }, 120, checked);
+    if (alone) return isolated([&](report& r) { run_operations<P, S>(how, some, r); }, 120, totals);
     report r{};
     run_operations<P, S>(how, some, r);
-    *checked += r.checked;
+    for (int i = 0; i < 40; ++i) totals[i] += r.totals[i];
     return verdict{r.message, r.at};
   };
   verdict const v = run(list);
@@ -62,9 +63,9 @@ bool run_sequence(char const* name, setting how, int operations, bool alone, uns
   std::printf("shortest failing list, %zu operations:\n", shorter.size());
   std::fflush(stdout);
   auto const last = isolated([&](report& r) { run_operations<P, S>(how, shorter, r, true); }, 120);
-  std::printf("  %4d %s\n  as {call, seed}:", last.at, last.message.c_str());
-  for (auto const& op : shorter) std::printf(" {%s, %u}", call_names[static_cast<int>(op.what)], op.seed);
-  std::printf("\n");
+  std::printf("  %4d %s\nagain: EBB_RANDOM_ONLY=%llu EBB_RANDOM_LIST='", last.at, last.message.c_str(), static_cast<unsigned long long>(how.seed));
+  for (auto const& op : shorter) std::printf("%d:%u ", static_cast<int>(op.what), op.seed);
+  std::printf("'\n");
   std::fflush(stdout);
   return false;
 }
@@ -74,18 +75,32 @@ template <policy P, class S>
 bool run_policy(char const* name, long long operations, int each, bool alone = true) {
   auto const seed = static_cast<std::uint64_t>(number_from("EBB_RANDOM_SEED", 1));
   long long const only = number_from("EBB_RANDOM_ONLY", -1);  // the seed of one sequence, as a failure printed it
-  unsigned long long checked = 0;
+  unsigned long long totals[40] = {};
   bool well = true;
   long long done = 0;
+  if (char const* const text = std::getenv("EBB_RANDOM_LIST"); text != nullptr && only >= 0) {
+    std::vector<operation> list;
+    std::istringstream in{text};
+    char colon = 0;
+    unsigned seed_of = 0;
+    for (int what = 0; in >> what >> colon >> seed_of;) list.push_back({static_cast<call>(what), seed_of});
+    report r{};
+    run_operations<P, S>({static_cast<std::uint64_t>(only), only % 2 == 1}, list, r, true);
+    std::printf("%s: operation %d: %s\n", name, r.at, r.message);
+    return r.message[0] == '\0';
+  }
   for (std::uint64_t i = 0; done < operations; ++i) {
     int const n = static_cast<int>(std::min<long long>(each, operations - done));
     done += n;
     std::uint64_t own = mixed(seed * 1'000'003 + i) >> 32;
     if (only >= 0) own = static_cast<std::uint64_t>(only);
-    well &= run_sequence<P, S>(name, {own, own % 2 == 1}, n, alone, &checked);
+    well &= run_sequence<P, S>(name, {own, own % 2 == 1}, n, alone, totals);
     if (only >= 0 || !well) break;
   }
-  std::printf("%s: %lld operations, %llu rows checked\n", name, done, checked);
+  std::printf("%s: %lld operations", name, done);
+  int n = 0;
+  for (auto const& [what, number] : trial<P, S>{setting{}}.totals()) std::printf(", %llu %s", totals[n++], what);
+  std::printf("\n");
   std::fflush(stdout);
   return well;
 }

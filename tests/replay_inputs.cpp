@@ -12,6 +12,8 @@
 #include "../examples/replay/bodies.hpp"
 #include "../examples/replay/cost.hpp"
 #include "../examples/replay/oracle.hpp"
+#include "../examples/replay/output.hpp"
+#include "../examples/replay/requests.hpp"
 #include "../examples/replay/selections.hpp"
 #include "../examples/replay/trace.hpp"
 #include "../examples/replay/workload.hpp"
@@ -369,4 +371,58 @@ TEST_CASE("the check sees every flipped bit, and addresses where none belong") {
   CHECK(wrong() == 1);
   addresses[0] = -1;
   CHECK(wrong() == 2);
+}
+
+TEST_CASE("calls of admitted sessions go first, each line in order, and one that finds no room stops its line only") {
+  replay::waiting_line line;
+  std::array<replay::live, 4> sessions{};
+  sessions[1].admitted = sessions[3].admitted = true;
+  for (auto& s : sessions) line.add(&s);
+  std::vector<std::ptrdiff_t> offered;
+  line.serve([&](replay::live& s) {
+    offered.push_back(&s - sessions.data());
+    return &s != &sessions[3];
+  });
+  CHECK(offered == std::vector<std::ptrdiff_t>{1, 3, 0, 2});
+  CHECK(line.size() == 1);
+}
+
+TEST_CASE("acceptance depends on session and position only, and the first query is always accepted") {
+  long long accepted = 0;
+  for (std::int64_t p = 0; p < 10'000; ++p) {
+    int const n = replay::accepted_of(3, p, 4, 0.5);
+    CHECK((n >= 1 && n <= 4));
+    CHECK(n == replay::accepted_of(3, p, 4, 0.5));
+    accepted += n;
+  }
+  CHECK(static_cast<double>(accepted) / 10'000 == doctest::Approx(1.875).epsilon(0.03));
+  CHECK(replay::accepted_of(3, 5, 4, 0) == 1);
+  CHECK(replay::accepted_of(3, 5, 4, 1) == 4);
+}
+
+TEST_CASE("a series stays short and even however long the run") {
+  replay::sampler sampler;
+  std::vector<replay::sample> series;
+  for (long long step = 1; step <= 100'000; ++step) {
+    if (sampler.due(step)) sampler.add(series, {.time = static_cast<double>(step)});
+    REQUIRE(series.size() < replay::sampler::most);
+  }
+  CHECK(series.size() >= replay::sampler::most / 2);
+  for (std::size_t i = 2; i < series.size(); ++i) {
+    CHECK(series[i].time - series[i - 1].time == series[1].time - series[0].time);
+  }
+}
+
+TEST_CASE("files are whole or absent") {
+  scratch_folder const folder;
+  CHECK_THROWS_AS(replay::require_writable(folder.path / "none" / "file"), std::runtime_error);
+  CHECK_THROWS_AS(replay::require_writable(folder.path), std::runtime_error);
+  CHECK_NOTHROW(replay::require_writable(folder.path / "file"));
+  CHECK(std::filesystem::is_empty(folder.path));
+  replay::write_whole(folder.path / "file", "text");
+  std::ifstream in{folder.path / "file"};
+  CHECK(std::string{std::istreambuf_iterator<char>{in}, {}} == "text");
+  CHECK(std::distance(std::filesystem::directory_iterator{folder.path}, {}) == 1);
+  CHECK(replay::with_commas(-1'234'567) == "-1,234,567");
+  CHECK(replay::with_commas(999) == "999");
 }

@@ -149,10 +149,20 @@ class trial {
           << r.hot.size() << " idle " << r.idle.size() << " pages:";
       for (auto const& p : r.pages) out << " " << (p.mapped ? "" : "(") << index(p.at.frame) << (p.mapped ? "" : ")") << "+" << p.backed << "/" << p.backing;
     }
+    out << "\n  marked:";
+    for (auto [slot, page] : book.marked) out << " " << slot << "/" << page;
     return out.str() + "\n";
   }
   std::string const& note() const { return note_; }
-  std::uint64_t rows_checked() const { return rows_checked_; }
+  /// What happened so far, so that a run can tell what it tried.
+  std::vector<std::pair<char const*, std::uint64_t>> totals() const {
+    counters const c = kv_->counts();
+    move_counts const& p = c.pages;
+    return {{"rows checked", rows_checked_}, {"steps", c.steps}, {"resolves of somebody", resolves_}, {"tail hits", c.tail_hits}, {"lent hits", c.lent_hits}, {"hot hits", c.hot_hits}, {"fetched", c.fetched_rows},
+            {"staged", c.staged_rows}, {"rejected", c.rejected}, {"admitted", p.admitted}, {"refused", p.refused}, {"waited", p.waited}, {"finished", p.finished}, {"preempted", p.preempted}, {"resumed", p.resumed},
+            {"truncated", p.truncated}, {"lent", p.lent}, {"revoked", p.revoked}, {"refilled", p.refilled}, {"restored", p.restored}, {"backed up", p.backed_up}, {"imported", p.imported}, {"adopted", p.adopted},
+            {"copies refused", p.copy_failures}, {"forced waits", p.forced_waits}};
+  }
 
  private:
   template <class... Words>
@@ -210,7 +220,7 @@ class trial {
       }
     }
     int const long_enough = m.tail_pages() + m.hot_frames();
-    m.frames = std::max(8, long_enough) + g.below(33);
+    m.frames = std::max(8, long_enough) + g.below(g.below(2) == 0 ? 33 : 10);
     longest_ = long_enough + 2 + g.below(20);
     m.host_pages = m.requests * longest_ / 3 + 1 + g.below(m.requests * longest_ / 2);
     m.max_tokens = P::largest_tokens >> (g.below(3) == 0 ? g.below(6) : 0);
@@ -290,11 +300,12 @@ class trial {
   // ---- admission -------------------------------------------------------------------------------------------------------------------
 
   std::int64_t random_length(generator& g) {
-    switch (g.below(12)) {
+    switch (g.below(20)) {
       case 0: return model_.shape.max_tokens + 1 + g.below(100);
       case 1: return std::min<std::int64_t>(model_.shape.max_tokens, std::int64_t{model_.shape.host_pages} * P::page_tokens + 1);
-      case 2: case 3: case 4: return 1 + g.below((model_.shape.tail_pages() + model_.shape.hot_frames()) * P::page_tokens);
-      default: return 1 + g.below(longest_ * P::page_tokens);
+      case 2: case 3: case 4: case 5: return 1 + g.below((model_.shape.tail_pages() + model_.shape.hot_frames()) * P::page_tokens);
+      case 6: case 7: case 8: return 1 + g.below(longest_ * P::page_tokens);
+      default: return longest_ * P::page_tokens - g.below(longest_ * P::page_tokens / 3);
     }
   }
   void admit(generator& g) {
@@ -317,7 +328,8 @@ class trial {
     }
   }
   void finish(generator& g) {
-    auto* r = pick(g, [&](auto const& m) { return !queued(m); });
+    bool const full = g.below(3) != 0;
+    auto* r = pick(g, [&](auto const& m) { return !queued(m) && (!full || m.tokens == m.tokens_max); });
     if (r == nullptr) return;
     request_id const id = r->id;
     say("finish ", id.slot);
@@ -583,7 +595,11 @@ class trial {
   // ---- a step ----------------------------------------------------------------------------------------------------------------------
 
   void step(generator& g) {
-    if (open_.number == 0) return begin(g);
+    if (open_.number == 0) {
+      bool const anybody = std::any_of(model_.live.begin(), model_.live.end(), [&](auto const& r) { return can_step(r); });
+      if (!anybody && g.below(4) != 0) return move_on(g);
+      return begin(g);
+    }
     if (!written_) return write(g);
     int left = 0;
     for (char d : resolved_) left += d == 0;
@@ -591,6 +607,27 @@ class trial {
     end(g);
   }
 
+  /// Nobody can step: lets somebody.
+  void move_on(generator& g) {
+    auto const full = [](auto const& r) { return r.tokens == r.tokens_max; };
+    for (auto& r : model_.live) {
+      if (r.importing() && idle(r)) return publish(g);
+      if (r.preempted && idle(r) && g.below(2) == 0) return resume(g);
+      if (!full(r) || queued(r)) continue;
+      request_id const id = r.id;
+      std::int64_t const n = g.below(static_cast<int>(r.tokens));
+      say("full: ");
+      if (g.below(2) == 0) {
+        say("truncate ", id.slot, " to ", n);
+        kv_->truncate(id, n);
+        return later({'t', id, n});
+      }
+      say("finish ", id.slot);
+      kv_->finish(id);
+      return later({'f', id, 0});
+    }
+    admit(g);
+  }
   bool can_step(model_request const& r) const { return !r.preempted && !r.importing() && ready(r) && r.tokens < r.tokens_max; }
   void begin(generator& g) {
     std::vector<model_request*> able;
@@ -806,6 +843,7 @@ class trial {
     int const ratio = model_.shape.ratios[static_cast<std::size_t>(members_of_group.front())];
     say("resolve group ", group);
 
+    resolves_ += !batch_.empty();
     auto c = std::make_shared<resolve_check>();
     c->queries = queries_;
     c->padded = padded_;
@@ -960,8 +998,27 @@ class trial {
       if (!in_hot && !in_staging) fail("I9: position ", position, " of slot ", m.slot, " has address ", address, ", neither in its hot rows nor in its staging (source ", c.group[s], ")");
     }
     if (!row_is(v.base, v.layout, address, c.seeds[s][at])) {
-      fail("I3: position ", position, " of slot ", m.slot, ", source ", c.group[s], ": wrong bytes at address ", address, c.frames[at] >= 0 ? " (page)" : " (fetched)");
+      fail("I3: position ", position, " of slot ", m.slot, ", source ", c.group[s], ": wrong bytes at address ", address, c.frames[at] >= 0 ? " (page)" : " (fetched)", ", which are ",
+           whose(v.base + v.layout.in_row_offset(address)));
     }
+  }
+  /// What some bytes are, in words, for the message of a fault.
+  std::string whose(std::byte const* at) const {
+    if (is_poison(at, 8)) return "poison of free memory";
+    if (*at == std::byte{0x77}) return "of the engine's frame";
+    if (*at == std::byte{0x66}) return "of an import's buffer that is over";
+    for (auto const& m : model_.live) {
+      for (int s = 0; s < sources; ++s) {
+        for (std::int64_t p = 0; p < static_cast<std::int64_t>(m.rows[static_cast<std::size_t>(s)].size()); ++p) {
+          std::uint32_t const newest = m.row(s, p).version;
+          for (std::uint32_t n = 1; n <= newest; ++n) {
+            if (!same_bytes(at, 8, row_seed(m.name, s, p, n), 0)) continue;
+            return "row " + std::to_string(p) + " of source " + std::to_string(s) + ", slot " + std::to_string(m.id.slot) + ", writing " + std::to_string(n) + " of " + std::to_string(newest);
+          }
+        }
+      }
+    }
+    return "of nobody who lives";
   }
   static std::int64_t address_of(typename metadata::entry e, source_view const& v) {
     if constexpr (std::is_pointer_v<typename metadata::entry>) {
@@ -1164,7 +1221,8 @@ class trial {
       std::memset(b.memory.get(), 0x66, b.bytes);
       return true;
     });
-    if (drained()) {
+    // Where begin_step threw, copies that it asked for go out with the next call.
+    if (drained() && kv_->allocator().book().out.copies.empty()) {
       for (auto const& m : model_.live) {
         if (chance % 4 == 0 || (chance / 4 + static_cast<unsigned>(m.id.slot)) % 4 == 0) audit_->bytes(m);
       }
@@ -1215,7 +1273,7 @@ class trial {
   std::vector<refusal> refusals_;
   generator chance_{0};
   std::exception_ptr broken_;
-  std::uint64_t rows_checked_ = 0;
+  std::uint64_t rows_checked_ = 0, resolves_ = 0;
   std::string note_;
 };
 

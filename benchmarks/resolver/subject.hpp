@@ -3,8 +3,9 @@
 
 #include <ebb/residency.hpp>
 
-#include <span>
+#include <optional>
 #include <stdexcept>
+#include <utility>
 
 #include "oracle.hpp"
 #include "script.hpp"
@@ -19,7 +20,8 @@ struct fetched_row {
 /// What one call fetched, request by request.
 struct fetched_call {
   std::vector<fetched_row> rows;
-  std::vector<int> first;  ///< of each request, and the number of all
+  std::vector<std::int32_t> positions, addresses;  ///< of each row
+  std::vector<int> first;                          ///< row of each request, and the number of all
 };
 
 /// One instance of the library. Everything outside `timed` and `timed_swept` is untimed: admission, history, clearing
@@ -64,7 +66,7 @@ class subject {
   int slot(int request) const { return ids_[static_cast<std::size_t>(request)].slot; }
   ebb::counters counts() const { return kv_.counts(); }
   std::int32_t const* selection(int call) const { return selections_.at(call); }
-  std::int32_t const* out(int call) const { return outs_.at(call); }
+  std::int32_t* out_memory(int call) const { return outs_.at(call); }
 
   /// Uploads a script and runs its first part: tables cleared, then filled by the warming calls.
   void warm(script const& s) {
@@ -123,7 +125,7 @@ class subject {
     std::vector<std::int32_t> addresses(s.positions.size());
     copy_out(space_, addresses.data(), outs_.memory.get(), addresses.size() * sizeof(std::int32_t));
     int const all = s.warm + s.calls;
-    std::vector<std::vector<std::vector<fetched_row>>> of(static_cast<std::size_t>(s.batch));
+    std::vector<std::vector<fetched_call>> of(static_cast<std::size_t>(s.batch));
     std::vector<slot_state> slots(static_cast<std::size_t>(this->addresses()));
     parallel_for(s.batch, [&](int r) {
       auto& mine = of[static_cast<std::size_t>(r)];
@@ -142,9 +144,11 @@ class subject {
               map[static_cast<std::size_t>(slot(r)) * static_cast<std::size_t>(kv_.map().pages) +
                   static_cast<std::size_t>(p / P::page_tokens)];
           std::int64_t const row = std::int64_t{ebb::index(page.host)} * P::page_tokens + p % P::page_tokens;
-          mine[static_cast<std::size_t>(c - s.warm)].push_back(
-              {view().host_layout.in_row_offset(row), view().layout.in_row_offset(a),
-               view().host_layout.page_end_offset(row), view().layout.page_end_offset(a)});
+          fetched_call& call = mine[static_cast<std::size_t>(c - s.warm)];
+          call.rows.push_back({view().host_layout.in_row_offset(row), view().layout.in_row_offset(a),
+                               view().host_layout.page_end_offset(row), view().layout.page_end_offset(a)});
+          call.positions.push_back(p);
+          call.addresses.push_back(a);
         }
       }
     });
@@ -152,9 +156,12 @@ class subject {
     for (int c = 0; c < s.calls; ++c) {
       fetched_call& call = out[static_cast<std::size_t>(c)];
       for (int r = 0; r < s.batch; ++r) {
-        auto const& rows = of[static_cast<std::size_t>(r)][static_cast<std::size_t>(c)];
+        fetched_call const& mine = of[static_cast<std::size_t>(r)][static_cast<std::size_t>(c)];
         call.first.push_back(static_cast<int>(call.rows.size()));
-        call.rows.insert(call.rows.end(), rows.begin(), rows.end());
+        auto const append = [](auto& to, auto const& from) { to.insert(to.end(), from.begin(), from.end()); };
+        append(call.rows, mine.rows);
+        append(call.positions, mine.positions);
+        append(call.addresses, mine.addresses);
       }
       call.first.push_back(static_cast<int>(call.rows.size()));
     }
@@ -175,7 +182,27 @@ class subject {
   ebb::map_entry const* map() const { return kv_.map().entries; }
   int map_pages() const { return kv_.map().pages; }
 
-  /// Rows at `out(call)` that are not what the script's call selected.
+  /// Clears every row on the GPU; only the next `warm` makes the instance whole again.
+  void poison() {
+    space_.zero(clock_.on(), view().base, static_cast<std::size_t>(view().layout.in_row_offset(addresses())));
+    finish(space_, clock_.on());
+  }
+  /// Rows that a call should have fetched and that are not what they must be.
+  std::uint64_t check_rows(fetched_call const& call) {
+    std::vector<std::int32_t> lists(call.positions);
+    lists.insert(lists.end(), call.addresses.begin(), call.addresses.end());
+    for (int r = 0; r + 1 < static_cast<int>(call.first.size()); ++r)
+      lists.insert(lists.end(),
+                   static_cast<std::size_t>(call.first[static_cast<std::size_t>(r) + 1] - call.first[static_cast<std::size_t>(r)]), r);
+    auto const memory = space_.device_memory(lists.size() * sizeof(std::int32_t));
+    copy_in(space_, memory.get(), lists.data(), lists.size() * sizeof(std::int32_t));
+    auto const* at = reinterpret_cast<std::int32_t const*>(memory.get());
+    int const n = static_cast<int>(call.positions.size());
+    space_.zero(clock_.on(), results_.get(), sizeof(std::uint64_t));
+    check(at, at + n, at + 2 * n, n);
+    return wrong();
+  }
+  /// Rows that the last call of the script returned and that are not what it selected.
   std::uint64_t check_last() {
     space_.zero(clock_.on(), results_.get(), sizeof(std::uint64_t));
     look(script_->warm + script_->calls - 1);
@@ -221,12 +248,16 @@ class subject {
       auto const id = kv_.admit(setting_.history, setting_.whole ? setting_.history : committed_);
       if (!id) throw std::runtime_error("subject: " + id.error().message());
       ids_.push_back(*id);
+    }
+    // All are admitted before the first history comes: it would borrow the frames of those to come.
+    for (int r = 0; r < setting_.requests; ++r) {
+      ebb::request_id const id = ids_[static_cast<std::size_t>(r)];
       space_.run(clock_.on(), (committed_ + fill_body::rows_per_item - 1) / fill_body::rows_per_item,
                  fill_body{reinterpret_cast<std::uint64_t*>(rows.get()), r, committed_, words, spoil});
       finish(space_, clock_.on());
-      kv_.reserve_import(*id, committed_);
-      kv_.wait(kv_.import(*id, source, {rows.get()}));
-      kv_.publish(*id, committed_);
+      kv_.reserve_import(id, committed_);
+      kv_.wait(kv_.import(id, source, {rows.get()}));
+      kv_.publish(id, committed_);
     }
     batch_.assign(ids_.begin(), ids_.end());
     queries_ = 1;
@@ -256,10 +287,13 @@ class subject {
     finish(space_, clock_.on());
   }
   void look(int call) {
-    int const n = script_->entries();
+    check(selections_.at(call), outs_.at(call), nullptr, script_->entries());
+  }
+  void check(std::int32_t const* positions, std::int32_t const* addresses_of, std::int32_t const* owners, int n) {
+    int const per = script_->queries * script_->k;
     space_.run(clock_.on(), (n + check_body::rows_per_item - 1) / check_body::rows_per_item,
-               check_body{view().base, view().layout, addresses(), selections_.at(call), outs_.at(call), nullptr,
-                          script_->queries * script_->k, n, reinterpret_cast<std::uint64_t*>(results_.get())});
+               check_body{view().base, view().layout, addresses(), positions, addresses_of, owners, per, n,
+                          reinterpret_cast<std::uint64_t*>(results_.get())});
   }
   std::uint64_t wrong() {
     finish(space_, clock_.on());
@@ -279,7 +313,7 @@ class subject {
   script const* script_ = nullptr;
   calls_array selections_, outs_;
   std::shared_ptr<std::byte> results_;
-  std::optional<typename S::graph> graph_;
+  std::optional<decltype(std::declval<S const&>().end_capture(std::declval<typename S::stream>()))> graph_;
   int graph_of_ = 0;
 };
 

@@ -17,6 +17,8 @@ struct kv_policy : ebb::policy_defaults {  // the formats of the engine
   using metadata = ebb::interleaved;
 };
 
+constexpr int prompt_blocks = 32;  // of the longest prompt
+
 /// Blocks that the pool must have: ebb's frames and, behind them, its staging rows.
 inline std::int64_t blocks_in_all(ebb::sizes const& s) {
   ebb::sizing<kv_policy> const known{s, ebb::geometry<kv_policy>{}};
@@ -31,6 +33,7 @@ struct memory {
         cpu_pool{array<std::byte>(space, s.host_pages * block_bytes, true)},
         selection{array<std::int32_t>(space, batch * top_k, false)},
         indices{array<std::int32_t>(space, layers * batch * top_k, false)},
+        table{array<std::int32_t>(space, prompt_blocks, true)},
         prompts{array<std::uint32_t>(space, 2 * batch, true)},
         out{array<std::uint64_t>(space, 2 * layers * batch, true)} {
     // Layer by layer, rows of a page apart; from block to block, the pages of all layers.
@@ -52,7 +55,7 @@ struct memory {
   int batch;
   std::shared_ptr<std::uint32_t> pool;
   std::shared_ptr<std::byte> cpu_pool;
-  std::shared_ptr<std::int32_t> selection, indices;
+  std::shared_ptr<std::int32_t> selection, indices, table;
   std::shared_ptr<std::uint32_t> prompts;
   std::shared_ptr<std::uint64_t> out;
   std::array<ebb::arena_view, layers> arenas{};

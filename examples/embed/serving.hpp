@@ -1,6 +1,6 @@
 #pragma once
-// The engine's loop with ebb in it: calls of `kv_` were added. Before, blocks came from a free list and requests that did
-// not fit whole had to wait. Two steps are in flight: one is issued while the last still runs.
+// The engine's loop with ebb in it: calls of `kv_` were added. Before, blocks came from a free list, and requests that
+// did not fit whole had to wait. Two steps are in flight: one is issued while the last still runs.
 #include <deque>
 
 #include "memory.hpp"
@@ -17,13 +17,7 @@ struct session {
 template <ebb::space S>
 class serving {
  public:
-  static constexpr int prompt_blocks = 32;  // of the longest prompt
-
-  serving(S const& of, ebb::sizes const& sizes)
-      : space_{of},
-        memory_{of, sizes},
-        table_{array<std::int32_t>(of, prompt_blocks, true)},
-        kv_{of, memory_.borrowed_by(sizes)} {}
+  serving(S const& of, ebb::sizes const& sizes) : space_{of}, memory_{of, sizes}, kv_{of, memory_.borrowed_by(sizes)} {}
 
   void submit(session s) { waiting_.push_back(s); }
   bool busy() const { return !waiting_.empty() || !prefilling_.empty() || !running_.empty(); }
@@ -38,10 +32,10 @@ class serving {
     ebb::step const step = kv_.begin_step(main_, {ids});  // waits for the step before the last: its buffers are free
     half_ ^= 1;
     read_answers(half_);
-    for (int i = 0; i < n; ++i) memory_.prompts_of(half_)[i] = running_[static_cast<std::size_t>(i)].prompt;
     issued_[half_] = running_;
+    auto* const prompts = memory_.prompts_of(half_);
+    for (int i = 0; i < n; ++i) prompts[i] = running_[static_cast<std::size_t>(i)].prompt;
 
-    auto const* const prompts = memory_.prompts_of(half_);
     auto* const rows = memory_.pool.get();
     kv_.addresses(main_, step);
     space_.run(main_, n, indexer_kernel{prompts, kv_.bounds(), memory_.selection.get()});
@@ -87,8 +81,8 @@ class serving {
       auto const blocks = kv_.collect(s.blocks);
       if (!blocks) return false;  // some still have readers
       blocks_ = *blocks;
-      for (std::size_t b = 0; b < blocks_.size(); ++b) table_.get()[b] = index(blocks_[b]);
-      space_.run(prefill_, used, prefill_kernel{memory_.pool.get(), table_.get(), s.prompt, s.tokens});
+      for (std::size_t b = 0; b < blocks_.size(); ++b) memory_.table.get()[b] = index(blocks_[b]);
+      space_.run(prefill_, used, prefill_kernel{memory_.pool.get(), memory_.table.get(), s.prompt, s.tokens});
       prefilled_ = space_.record(prefill_);
     }
     if (!space_.reached(prefilled_)) return false;  // adopted rows may be backed up at once
@@ -109,7 +103,6 @@ class serving {
 
   S space_;
   memory<S> memory_;
-  std::shared_ptr<std::int32_t> table_;
   typename S::stream main_ = space_.make_stream(), prefill_ = space_.make_stream();  // on CUDA: any cudaStream_t
   typename S::event prefilled_{};
   ebb::residency<kv_policy, S> kv_;

@@ -40,7 +40,7 @@ struct row_store {
   }
   EBB_FN bool holds(std::int32_t address, std::uint64_t seed) const {
     int const in_row = layout.row.in_row / 8;
-    return same_words(base + layout.in_row_offset(address), seed, columns, 0, in_row) &
+    return same_words(base + layout.in_row_offset(address), seed, columns, 0, in_row) &&
            same_words(base + layout.page_end_offset(address), seed, columns, in_row, layout.row.at_page_end / 8);
   }
 

@@ -94,7 +94,10 @@ std::vector<result> run_policies(S const& space, workload const& work, options c
 }
 
 std::vector<result> run_space(workload const& work, options const& o) {
-  if (o.space == "host") return run_policies(ebb::serial_space{}, work, o);
+  if (o.space == "host") {
+    auto const seed = static_cast<std::uint64_t>(o.disorder);
+    return run_policies(seed > 0 ? ebb::serial_space{ebb::host::deferred{seed}} : ebb::serial_space{}, work, o);
+  }
 #if defined(__CUDACC__)
   int devices = 0;
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0)

@@ -29,6 +29,7 @@ struct options {
   int hot_rows = 4 * cut_model::top_k;
   double acceptance = 0.7;
   int spoil = 0;
+  int disorder = 0;
   std::string space = "host";
   std::string json;
   std::string report;
@@ -96,6 +97,8 @@ inline void define(CLI::App& app, options& o) {
   ranged("--queries", o.work.queries, 1, cut_model::max_queries, "queries of a request in a step");
   ranged("--acceptance", o.acceptance, 0.0, 1.0, "share of further queries that are accepted");
   ranged("--spoil", o.spoil, 0, 1 << 30, "write every n-th decoded row wrong, to see that the check finds it");
+  ranged("--disorder", o.disorder, 0, 1 << 30,
+         "host: work of different streams interleaves as this seed says; 0: in order");
 
   group = "Clock";
   plain("--space", o.space, "host: modelled time; cuda: measured time")->check(CLI::IsMember({"host", "cuda"}));

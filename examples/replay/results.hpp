@@ -12,14 +12,14 @@ namespace replay {
 
 /// One moment of a run.
 struct sample {
-  double time;    ///< seconds on the replay's clock
-  int in_flight;  ///< requests in the step
-  int waiting;    ///< calls that are due and have no room yet
-  int free;       ///< frames by state
-  int required;
-  int lent;
-  int moving;            ///< filling, or on their way back
-  double fetched_share;  ///< of the rows selected since the sample before
+  double time = 0;    ///< seconds on the replay's clock
+  int in_flight = 0;  ///< requests in the step
+  int waiting = 0;    ///< calls that are due and have no room yet
+  int free = 0;       ///< frames by state
+  int required = 0;
+  int lent = 0;
+  int moving = 0;            ///< filling, or on their way back
+  double fetched_share = 0;  ///< of the rows selected since the sample before
 };
 
 struct result {
@@ -75,8 +75,8 @@ class sampler {
     series.push_back(s);
     if (series.size() < most) return;
     every_ *= 2;
-    for (std::size_t i = 0; 2 * i < series.size(); ++i) series[i] = series[2 * i];
-    series.resize((series.size() + 1) / 2);
+    for (std::size_t i = 0; 2 * i + 1 < series.size(); ++i) series[i] = series[2 * i + 1];
+    series.resize(series.size() / 2);
   }
 
  private:

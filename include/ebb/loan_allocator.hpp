@@ -121,6 +121,7 @@ class loan_allocator {
   /// Makes room for history up to `tokens`: host pages, frames the request has idle, and spare frames, newest pages
   /// first.
   void reserve(request_record& r, std::int64_t tokens) {
+    drop_uncommitted(r);
     r.reserved = tokens;
     while (static_cast<int>(r.pages.size()) < book().pages_of(tokens)) book().append(r);
     seats_.refresh(r, 0);
@@ -139,7 +140,10 @@ class loan_allocator {
     serve();
   }
   /// The import is over: its pages are like any others.
-  void published(request_record& r) { seats_.refresh(r, 0); }
+  void published(request_record& r) {
+    drop_uncommitted(r);
+    serve();
+  }
 
   /// Turns taken frames, written by the engine, into pages behind the committed ones.
   void adopt(request_record& r, std::span<frame_id const> frames, std::int64_t tokens) {
@@ -297,6 +301,11 @@ class loan_allocator {
 
   reservation need_of(std::int64_t tokens_max) const { return {required(tokens_max), book().pages_of(tokens_max)}; }
 
+  /// Pages behind the committed ones go; the last committed one is in the tail again.
+  void drop_uncommitted(request_record& r) {
+    while (static_cast<int>(r.pages.size()) > book().pages_of(r.tokens)) seats_.shed_last(r);
+    seats_.refresh(r, 0);
+  }
   refused refuse(shortage const& s) {
     ++book().counts.refused;
     return refused{s};

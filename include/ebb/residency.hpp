@@ -113,7 +113,8 @@ class residency {
     require(r.reserved == r.tokens, "reserve_import: request", r.id.slot, "one without an import under way");
     decided([&] { allocator_.reserve(r, tokens); });
     imports_[static_cast<std::size_t>(r.id.slot)] = {};
-    ticket ready = ticket::none;
+    // Steps may still write scratch into the page that is partly there.
+    ticket ready = r.tokens % P::page_tokens != 0 ? book().main : ticket::none;
     for (int p = first_import(r); p < static_cast<int>(r.pages.size()); ++p) {
       if (book().has_frame(r, p)) ready = std::max(ready, book().frames[book().page(r, p).at.frame].after);
       ready = std::max({ready, book().hosts.after(book().page(r, p).at.host), book().page(r, p).busy});

@@ -235,7 +235,7 @@ class seating {
     for (int p = 0; p < end; ++p) {
       if (book_.has_frame(r, p)) continue;
       if (is_long(r) && !r.pinned) {
-        make_hot(r, true);
+        if (!make_hot(r, true)) throw_no_frame(r, p);  // without hot rows its missing pages cannot be selected
         return;
       }
       seat(r, p);
@@ -285,17 +285,19 @@ class seating {
   frame_id obtain(request_record& r, int p, frame_state use) {
     if (auto f = book_.frames.take(use, r.id.slot, p)) return *f;
     if (book_.marked.empty()) revoke(1);
-    if (auto f = take_waiting(r, p, use)) return *f;
-    auto const chosen = book_.marked;
-    for (auto [slot, page] : chosen) {
-      request_record& victim = book_.at(slot);
-      if (page >= static_cast<int>(victim.pages.size()) || !book_.is_marked(victim, page) ||
-          !book_.back_up_now(victim, page))
-        continue;
-      if (wants_hot(victim) && !make_hot(victim, true)) continue;
-      settle_marked();
+    do {  // a victim whose backup is refused, or that keeps its frame for hot rows, gives none: then another one is chosen
       if (auto f = take_waiting(r, p, use)) return *f;
-    }
+      auto const chosen = book_.marked;
+      for (auto [slot, page] : chosen) {
+        request_record& victim = book_.at(slot);
+        if (page >= static_cast<int>(victim.pages.size()) || !book_.is_marked(victim, page) ||
+            !book_.back_up_now(victim, page))
+          continue;
+        if (wants_hot(victim) && !make_hot(victim, true)) continue;
+        settle_marked();
+        if (auto f = take_waiting(r, p, use)) return *f;
+      }
+    } while (revoke(1) > 0);
     throw_no_frame(r, p);
   }
   /// A frame on its way back; the main stream waits for the work that still uses it.

@@ -49,13 +49,12 @@ struct sizing {
       hot = hot_frames(s.hot_rows, P::page_tokens);
       check_rows(g);
       bits = position_bits(s.max_tokens, g.smallest_ratio());
-      word_format const f{bits, P::tiers::cache::exponent_bits};
-      int most = 1;
-      for (int set = 0; set < g.sets(); ++set) most = std::max(most, g.groups_of_set(set));
-      require(f.stamp_bits() >= 4 && static_cast<int>(f.last_stamp()) / 2 > std::max(most, g.groups()), "max_tokens",
-              s.max_tokens,
-              "so few that position bits (" + std::to_string(bits) + ") leave stamps for " +
-                  std::to_string(std::max(most, g.groups())) + " resolves a step in 32 bits");
+      int stamps = 4;
+      while (((1 << stamps) - 1) / 2 <= g.groups()) ++stamps;
+      int const ratio = g.smallest_ratio();
+      std::int64_t const longest = ((std::int64_t{1} << (32 - P::tiers::cache::exponent_bits - stamps)) + 1) * ratio - 1;
+      require(s.max_tokens <= longest, "max_tokens", s.max_tokens, "up to ", longest,
+              ": more positions leave the words of hot rows too few stamps");
     } else {
       require(s.hot_rows == 0, "hot_rows", s.hot_rows, "0, where the tiers have no row cache");
     }
@@ -71,21 +70,24 @@ struct sizing {
 
  private:
   void check_rows(geometry<P> const& g) {
+    int const wanted = P::top_k * (P::tiers::stages ? 1 : P::max_queries);
+    int least = 0;
     int fewest = -1;
     int widest = 1;
     for (int set = 0; set < g.sets(); ++set) {
       int const rows = P::page_tokens / g.ratio_of_set(set);
       int const ways = table_ways(hot, rows);
-      require(ways >= P::top_k, "hot_rows", s.hot_rows,
-              "at least " + std::to_string(P::top_k * g.ratio_of_set(set)) + ": a selection of top_k " +
-                  std::to_string(P::top_k) + " must fit");
+      least = std::max(least, least_hot_rows(wanted, rows, P::page_tokens));
       fewest = fewest < 0 ? ways : std::min(fewest, ways);
       widest = std::max(widest, rows);
     }
+    require(s.hot_rows >= least, "hot_rows", s.hot_rows, "at least ", least, ": every table must hold ", wanted,
+            P::tiers::stages ? " rows, top_k" : " rows, max_queries · top_k, where the tiers have no staging_rows");
+    require(P::tiers::stages || s.staging_rows <= 0, "staging_rows", s.staging_rows,
+            "0, where the tiers have no staging_rows");
+    require(s.staging_rows >= -1, "staging_rows", s.staging_rows, "0 or more, or -1 for as many as are needed");
     if (s.staging_rows < 0)
       s.staging_rows = P::tiers::stages ? default_staging_rows(P::max_queries, P::top_k, fewest) : 0;
-    require(P::tiers::stages || s.staging_rows == 0, "staging_rows", s.staging_rows,
-            "0, where the tiers have no staging_rows");
     require(fewest + s.staging_rows >= P::max_queries * P::top_k, "staging_rows", s.staging_rows,
             "at least " + std::to_string(P::max_queries * P::top_k - fewest) +
                 ": hot rows and staging must hold max_queries · top_k = " + std::to_string(P::max_queries * P::top_k) +

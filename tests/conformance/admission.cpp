@@ -95,14 +95,15 @@ TEST_CASE_TEMPLATE("O34: admission counts every pool and what it has promised", 
 // and a tail that grows.
 TEST_CASE_TEMPLATE("O35: lent pages make room for admission, scratch and tail, oldest first and in proportion", S, EBB_SPACES) {
   engine<lending, S> e{make_space<S>(), {.frames = 46, .host_pages = 120, .requests = 7, .max_batch = 7, .max_tokens = 256, .hot_rows = 48}};
-  take_id const id = or_throw(e.kv.take(20));
-  auto const frames = e.kv.collect(id);
-  REQUIRE(frames);
+  std::vector<frame_id> const frames = *e.kv.collect(or_throw(e.kv.take(40)));
   std::vector<session> long_ones;
-  for (int i = 0; i < 4; ++i) long_ones.push_back(e.start(256, 190));  // 12 pages: 3 tail, 9 history
+  for (std::size_t i = 0; i < 4; ++i) {
+    long_ones.push_back(e.start(256, 190));  // 12 pages: 3 tail, 9 history; no frame to spare yet
+    e.kv.give({frames.data() + i * 6, 6});
+  }
+  e.kv.give({frames.data() + 24, 16});
   session tail = e.start(48, 16);
   session verify = e.start(48, 15);
-  e.kv.give(*frames);
   e.run_step({&long_ones[0]}, 1, 0, nothing);
   e.kv.wait(e.kv.allocator().book().last);
   e.run_step({&long_ones[0]}, 1, 0, nothing);
@@ -189,10 +190,13 @@ TEST_CASE_TEMPLATE("O36: an exact fit is admitted, one token more is refused at 
 TEST_CASE_TEMPLATE("O37: a revocation that waits for steps in flight is not made again", S, EBB_SPACES) {
   for (std::uint64_t seed = 1; seed <= 8; ++seed) {
     CAPTURE(seed);
-    // Eight pages a request and all in frames: 4 tail, 1 that its hot rows would take, 3 and the frame of the fourth lent.
+    // Nine pages a request, adopted and all in frames: 4 are the tail, 1 will be its hot rows, 4 are lent.
     engine<lazy, S> e{make_deferred_space<S>(seed), {.frames = 45, .host_pages = 200, .requests = 7, .max_batch = 6, .max_tokens = 512, .hot_rows = 16, .steps_in_flight = 5}};
     std::vector<session> all;
-    for (int i = 0; i < 5; ++i) all.push_back(e.start(512, 136));
+    for (int i = 0; i < 5; ++i) {
+      all.push_back(e.start(512));
+      e.adopt(all.back(), *e.kv.collect(or_throw(e.kv.take(8))), 128);
+    }
     std::vector<session*> who;
     for (session& s : all) who.push_back(&s);
     random_rows select{static_cast<std::uint32_t>(seed)};
@@ -251,8 +255,8 @@ TEST_CASE_TEMPLATE("O38: load that comes and goes neither starves nor thrashes",
   engine<lending, S> e{make_space<S>(), {.frames = 3 * 75, .host_pages = 6 * 88, .requests = 8, .max_batch = 6, .max_tokens = 1400, .hot_rows = 16, .refill_bytes = 4 * 16 * 16}};
   random_rows select{38};
   std::vector<std::unique_ptr<session>> live;
-  std::map<int, long long> revoked_at;  // of each slot
-  std::map<int, int> lent_before;
+  std::map<int, long long> revoked_at;  // of each slot, our step
+  std::map<int, long long> seen;        // of each slot, the allocator's
   std::vector<std::int64_t> committed;
   std::int64_t rows = 0;
   auto const arrive = [&](int n) {
@@ -261,12 +265,12 @@ TEST_CASE_TEMPLATE("O38: load that comes and goes neither starves nor thrashes",
   auto const step_all = [&](long long now, int held) {
     std::vector<session*> who;
     for (auto const& s : live) who.push_back(s.get());
-    std::map<int, long long> before;
-    for (auto const& s : live) before[s->id.slot] = e.record(*s).revoked_at;
     step const s = e.begin(who);
     for (auto const& one : live) {
       request_record const& r = e.record(*one);
-      if (r.revoked_at != before[one->id.slot]) revoked_at[one->id.slot] = now;
+      auto const last = seen.emplace(one->id.slot, r.revoked_at);
+      if (r.revoked_at > 0 && (last.second || r.revoked_at != last.first->second)) revoked_at[one->id.slot] = now;
+      last.first->second = r.revoked_at;
       bool filling = false;
       for (page_record const& p : r.pages) filling |= p.at.frame != frame_id::none && !p.mapped && p.backed == 16 && e.kv.allocator().book().frames[p.at.frame].state == frame_state::filling;
       if (filling && revoked_at.count(one->id.slot) > 0) CHECK(now - revoked_at[one->id.slot] >= 10);
@@ -293,6 +297,7 @@ TEST_CASE_TEMPLATE("O38: load that comes and goes neither starves nor thrashes",
   for (int i = 0; i < 4; ++i) {
     e.kv.finish(live.back()->id);
     revoked_at.erase(live.back()->id.slot);
+    seen.erase(live.back()->id.slot);
     live.pop_back();
   }
   for (int i = 0; i < phase_steps / 2; ++i) step_all(now++, need);

@@ -588,6 +588,26 @@ TEST_CASE_TEMPLATE("O10: as many pages go as can be backed up, once their copies
   CHECK(out_of_balance(e.kv) == "");
   CHECK(e.kv.counts().lost == 0);
 }
+
+TEST_CASE_TEMPLATE("O10: a request that grows gets its frame past a page whose backup is refused for good", S, EBB_SPACES) {
+  auto const space = gated_space<S>{make_space<S>()};
+  engine_of<lazy, S> e{space, {.frames = 12, .host_pages = 40, .requests = 2, .max_batch = 2, .max_tokens = 256, .hot_rows = 16}};
+  random_rows select{12};
+  session b = e.start(48, 32), a = e.start(256, 96);
+  for (int i = 0; i < 64; ++i) e.run_step({&a}, 1, 1, select);  // A borrows the frame that B has not used yet
+  REQUIRE(e.kv.pools().frames_free == 0);
+  space.refuse_copies([](copy_kind kind, int, int page) { return kind == copy_kind::backup && page == 1; });
+  take_id const one = or_throw(e.kv.take(1));
+  for (int i = 0; i < 16; ++i) {
+    e.run_step({&b, &a}, 1, 1, select);
+    CHECK(out_of_balance(e.kv) == "");
+    CHECK(e.page(a, 1).at.frame != frame_id::none);
+  }
+  e.settle();
+  CHECK(e.record(b).pages.size() == 3);
+  CHECK(e.kv.counts().lost == 0);
+  static_cast<void>(e.kv.collect(one));
+}
 #endif
 
 }  // namespace ordering_test
