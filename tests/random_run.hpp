@@ -72,7 +72,7 @@ bool run_sequence(char const* name, setting how, int operations, bool alone, uns
 
 /// `operations` in all, in sequences of `each`, half of them with streams that are advanced at random. True if all was well.
 template <policy P, class S>
-bool run_policy(char const* name, long long operations, int each, bool alone = true) {
+bool run_policy(char const* name, long long operations, int each = 4'000, bool alone = true) {
   auto const seed = static_cast<std::uint64_t>(number_from("EBB_RANDOM_SEED", 1));
   long long const only = number_from("EBB_RANDOM_ONLY", -1);  // the seed of one sequence, as a failure printed it
   unsigned long long totals[40] = {};

@@ -1146,7 +1146,7 @@ class trial {
     refusal_ = 0;
     generator g{7};
     if (open_.number != 0) end(g);
-    for (int i = 0; i < 16; ++i) {
+    for (int i = 0; i < 60 && (i < 6 || !lacking().empty()); ++i) {
       space_.drain();
       rethrow();
       if (i == 4) settled();
@@ -1157,7 +1157,7 @@ class trial {
       audit(0);
     }
     settled();
-    refilled();
+    if (auto const what = lacking(); !what.empty()) fail(what);
   }
   void settled() {
     gauges const now = kv_->pools();
@@ -1174,23 +1174,22 @@ class trial {
     }
   }
   /// Spare frames do not stay empty while someone lacks pages.
-  void refilled() {
+  std::string lacking() const {
     std::int64_t page = 0;
     for (int s = 0; s < sources; ++s) page += geometry_of<P>::layout(s).stride;
-    if (!P::tiers::lends || refill_bytes_ < page) return;
+    if (!P::tiers::lends || refill_bytes_ < page) return {};
     gauges const now = kv_->pools();
-    if (now.frames_free - model_.held_frames() <= 12 * 2) {
-      if (now.frames_free - model_.held_frames() <= 0) return;
-    }
+    if (now.frames_free - model_.held_frames() <= 0) return {};
     for (auto const& m : model_.live) {
       if (m.preempted || !model_.shape.is_long(m.tokens_max) || m.importing()) continue;
       request_record const& r = record(m);
       for (int p = 0; p < static_cast<int>(r.pages.size()) - model_.shape.tail_pages(); ++p) {
-        if (!r.pages[static_cast<std::size_t>(p)].mapped && refill_bytes_ / page >= 2) {
-          fail("refill: page ", p, " of slot ", m.id.slot, " is not back, though ", now.frames_free, " frames are free and ", model_.held_frames(), " held");
-        }
+        if (r.pages[static_cast<std::size_t>(p)].mapped) continue;
+        return "refill: page " + std::to_string(p) + " of slot " + std::to_string(m.id.slot) + " is not back, though " + std::to_string(now.frames_free) + " frames are free and " +
+               std::to_string(model_.held_frames()) + " held";
       }
     }
+    return {};
   }
 
   void look() {

@@ -346,7 +346,10 @@ class seating {
 
   int refillable(request_record const& r) const {
     bool const rested = step_ - r.revoked_at > defaults::refill_pause;
-    return is_long(r) && rested ? std::max(0, std::min(static_cast<int>(r.pages.size()) - r.framed, tail_first(r))) : 0;
+    if (!is_long(r) || !rested || r.reserved > r.tokens) return 0;
+    int absent = static_cast<int>(r.pages.size()) - r.framed;
+    for (int p = tail_first(r); p < static_cast<int>(r.pages.size()); ++p) absent -= !book_.has_frame(r, p);
+    return absent;
   }
   bool may_go(request_record const& r, int p) const {
     return book_.has_frame(r, p) && book_.state(r, p) == frame_state::lent;

@@ -593,8 +593,8 @@ TEST_CASE_TEMPLATE("O10: a request that grows gets its frame past a page whose b
   auto const space = gated_space<S>{make_space<S>()};
   engine_of<lazy, S> e{space, {.frames = 12, .host_pages = 40, .requests = 2, .max_batch = 2, .max_tokens = 256, .hot_rows = 16}};
   random_rows select{12};
-  session b = e.start(48, 32), a = e.start(256, 96);
-  for (int i = 0; i < 64; ++i) e.run_step({&a}, 1, 1, select);  // A borrows the frame that B has not used yet
+  session b = e.start(48, 32), a = e.start(256, 16);
+  for (int i = 0; i < 144; ++i) e.run_step({&a}, 1, 1, select);  // A borrows the frame that B has not used yet
   REQUIRE(e.kv.pools().frames_free == 0);
   space.refuse_copies([](copy_kind kind, int, int page) { return kind == copy_kind::backup && page == 1; });
   take_id const one = or_throw(e.kv.take(1));
