@@ -440,7 +440,7 @@ class trial {
     if (frames.empty()) return;
     say("give ", frames.size());
     for (frame_id f : frames) scribble(f);
-    kv_->give(frames);
+    kv_->give(main_, frames);
     model_.taken -= static_cast<std::int64_t>(frames.size());
   }
   /// The engine writes all over a frame of its own.
@@ -467,7 +467,7 @@ class trial {
         write_row(v.base, v.layout, std::int64_t{index(f)} * rows + p % rows, r->write(s, p, false));
       }
     }
-    kv_->adopt(r->id, frames, tokens);
+    kv_->adopt(main_, r->id, frames, tokens);
     model_.taken -= n;
     model_.commit(*r, tokens);
   }
@@ -1077,7 +1077,7 @@ class trial {
       case 4: must_refuse("give of a frame the engine does not have", [&] {
         frame_id f{g.below(model_.shape.frames + 2) - 1};
         if (std::find(engine_frames_.begin(), engine_frames_.end(), f) != engine_frames_.end() || uncollected() > 0) f = frame_id{-1};
-        kv_->give(std::vector{f});
+        kv_->give(main_, std::vector{f});
       }); break;
       case 5: if (r != nullptr && !r->importing()) must_refuse("publish without an import", [&] { kv_->publish(r->id, r->tokens + 1); }); break;
       case 6: if (r != nullptr && !r->importing()) must_refuse("truncate to more", [&] { kv_->truncate(r->id, r->tokens + 1); }); break;

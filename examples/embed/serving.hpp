@@ -85,9 +85,9 @@ class serving {
       space_.run(prefill_, used, prefill_kernel{memory_.pool.get(), memory_.table.get(), s.prompt, s.tokens});
       prefilled_ = space_.record(prefill_);
     }
-    if (!space_.reached(prefilled_)) return false;  // adopted rows may be backed up at once
-    kv_.adopt(s.id, std::span{blocks_}.first(static_cast<std::size_t>(used)), s.tokens);
-    kv_.give(std::span{blocks_}.subspan(static_cast<std::size_t>(used)));
+    if (!space_.reached(prefilled_)) return false;  // one prompt at a time has the table
+    kv_.adopt(prefill_, s.id, std::span{blocks_}.first(static_cast<std::size_t>(used)), s.tokens);
+    kv_.give(prefill_, std::span{blocks_}.subspan(static_cast<std::size_t>(used)));
     blocks_.clear();
     running_.push_back(s);
     return true;

@@ -39,6 +39,15 @@ class copy_queue {
     log_.add(book_.main, end, {});
     return book_.main;
   }
+  /// The end of the engine's own work on frames, on a stream of its choice: later copies wait for it.
+  ticket fence_engine(stream on) {
+    flush();
+    event const e = space_.record(on);
+    space_.wait(side_, e);
+    ticket const t = next_ticket();
+    log_.add(t, e, {});
+    return t;
+  }
   /// Waits for tickets up to `until` and lets the ledger see that their copies are done.
   void complete(ticket until) {
     log_.take_until(until, [&](std::vector<page_copy> const& copies) {

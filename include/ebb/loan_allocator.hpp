@@ -109,9 +109,11 @@ class loan_allocator {
     takes_.erase(it);
     return frames;
   }
-  void give(std::span<frame_id const> frames) {
+  /// `written`: the end of the engine's work on them.
+  void give(std::span<frame_id const> frames, ticket written) {
     require_taken(frames, "give: frame");
-    for (frame_id f : frames) book().retire(f);
+    book().wait_main(written);
+    for (frame_id f : frames) book().frames.retire(f, std::max(book().main, written), true);
     promises_.take_back({static_cast<int>(frames.size()), 0});
     serve();
   }
@@ -146,14 +148,16 @@ class loan_allocator {
   }
 
   /// Turns taken frames, written by the engine, into pages behind the committed ones.
-  void adopt(request_record& r, std::span<frame_id const> frames, std::int64_t tokens) {
+  void adopt(request_record& r, std::span<frame_id const> frames, std::int64_t tokens, ticket written) {
     require_taken(frames, "adopt: frame");
+    book().wait_main(written);
     for (frame_id f : frames) {
       book().append(r);
       int const p = static_cast<int>(r.pages.size()) - 1;
       book().frames.set(f, frame_state::required, r.id.slot, p);
       book().place(r, p, f);
       book().land(r, p);
+      book().page(r, p).busy = written;
       ++book().counts.adopted;
     }
     promises_.take_back({static_cast<int>(frames.size()), 0});

@@ -95,10 +95,10 @@ class residency {
   std::optional<std::vector<frame_id>> collect(take_id id) {
     return decided([&] { return allocator_.collect(id); });
   }
-  /// Returns frames that were taken. Requires: the engine's own work on them is done, or ordered before the next
-  /// begin_step.
-  void give(std::span<frame_id const> frames) {
-    decided([&] { allocator_.give(frames); });
+  /// Returns frames that were taken. Stream: what `on` holds so far is the engine's last work on them; whatever uses
+  /// them next waits for it there.
+  void give(stream on, std::span<frame_id const> frames) {
+    decided([&] { allocator_.give(frames, copies_.fence_engine(on)); });
   }
 
   // ---- history that comes in
@@ -202,9 +202,10 @@ class residency {
     in = {};
     allocator_.published(r);
   }
-  /// Taken frames that the engine wrote become the request's next pages, without a copy.
-  /// Requires: the committed length is on a page boundary; the writes are ordered before the next begin_step.
-  void adopt(request_id id, std::span<frame_id const> frames, std::int64_t tokens) {
+  /// Taken frames that the engine wrote become the request's next pages, without a copy. Stream: the writes are what `on`
+  /// holds so far; steps and backups of these pages wait for them there.
+  /// Requires: the committed length is on a page boundary.
+  void adopt(stream on, request_id id, std::span<frame_id const> frames, std::int64_t tokens) {
     request_record& r = idle_record(id, "adopt");
     require(r.phase == phase::running && r.reserved == r.tokens, "adopt: request", r.id.slot,
             "one that is ready and without an import under way");
@@ -214,7 +215,7 @@ class residency {
                 book().pages_of(tokens) - book().pages_of(r.tokens) == static_cast<int>(frames.size()),
             "adopt: tokens", tokens,
             "as many as fill ", frames.size(), " frames behind ", r.tokens, " tokens, up to tokens_max");
-    decided([&] { allocator_.adopt(r, frames, tokens); });
+    decided([&] { allocator_.adopt(r, frames, tokens, copies_.fence_engine(on)); });
   }
 
   // ---- a step

@@ -86,7 +86,7 @@ TEST_CASE_TEMPLATE("O03: rows beyond 2 and 4 GiB are exact in frames, hot rows, 
       auto const give = [&](std::vector<int> const& numbers) {
         std::vector<frame_id> given;
         for (int n : numbers) given.push_back(frame_id{n});
-        e.kv.give(given);
+        e.kv.give(e.main, given);
         step const s = e.begin({});
         e.end(s, {});
         finish(space, e.main);

@@ -99,9 +99,9 @@ TEST_CASE_TEMPLATE("O35: lent pages make room for admission, scratch and tail, o
   std::vector<session> long_ones;
   for (std::size_t i = 0; i < 4; ++i) {
     long_ones.push_back(e.start(256, 190));  // 12 pages: 3 tail, 9 history; no frame to spare yet
-    e.kv.give({frames.data() + i * 6, 6});
+    e.kv.give(e.main, {frames.data() + i * 6, 6});
   }
-  e.kv.give({frames.data() + 24, 16});
+  e.kv.give(e.main, {frames.data() + 24, 16});
   session tail = e.start(48, 16);
   session verify = e.start(48, 15);
   e.run_step({&long_ones[0]}, 1, 0, nothing);

@@ -61,7 +61,7 @@ struct random_calls {
     } else if (kind == 1) {  // demote
       if (auto const id = e.kv.take(1 + numbers.below(8))) takes.push_back(*id);
     } else if (kind == 2 && !taken.empty()) {
-      e.kv.give(taken);
+      e.kv.give(e.main, taken);
       taken.clear();
     } else if (kind == 3 && !live.empty()) {  // free
       e.kv.finish(pick(live).id);
@@ -159,7 +159,7 @@ struct random_calls {
       proceed();
     }
     CHECK(takes.empty());
-    if (!taken.empty()) e.kv.give(taken);
+    if (!taken.empty()) e.kv.give(e.main, taken);
     taken.clear();
     finish(e.space, e.main);
     e.space.finish_side();

@@ -311,7 +311,7 @@ class engine {
       }
       space.run(main, n, write_rows_body{kv.view(kv.local().id_of_source(source)), addresses, wanted, wrong_.data()});
     }
-    kv.adopt(s.id, frames, tokens);
+    kv.adopt(main, s.id, frames, tokens);
     s.tokens = tokens;
   }
   void truncate(session& s, std::int64_t tokens) {

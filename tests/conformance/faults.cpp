@@ -282,7 +282,7 @@ struct eight_pages {
     if (kind == copy_kind::refill) {
       auto const frames = taken();
       a = e.start(512, 316);
-      e.kv.give(frames);
+      e.kv.give(e.main, frames);
     } else if (kind == copy_kind::backup) {
       auto const frames = taken();
       a = e.start(512);

@@ -389,7 +389,7 @@ TEST_CASE_TEMPLATE("O50: every counter of a scripted step is exact", S, EBB_SPAC
   e.run_step({&a}, 1, 0, nothing);
   auto const frames = e.kv.collect(id);
   REQUIRE(frames);
-  e.kv.give(*frames);
+  e.kv.give(e.main, *frames);
   for (int i = 0; i < 14; ++i) {
     e.kv.wait(e.kv.allocator().book().last);
     e.run_step({&a}, 1, 0, nothing);

@@ -87,7 +87,7 @@ TEST_CASE_TEMPLATE("O01: host pages, frames, pages and slots are never taken for
   idle(e);
   auto const frames = e.kv.collect(four);
   REQUIRE(frames.has_value());
-  e.kv.give(*frames);
+  e.kv.give(e.main, *frames);
   idle(e);
 
   session a = e.start(260, 40), b = e.start(260, 100), c = e.start(260, 64);
@@ -109,7 +109,7 @@ TEST_CASE_TEMPLATE("O01: host pages, frames, pages and slots are never taken for
     for (session* s : who) CHECK(lent_pages_of(e, *s) == 0);
     CHECK(e.kv.counts().misses > before.misses);
 
-    e.kv.give(taken);
+    e.kv.give(e.main, taken);
     if (round == 1) break;
     e.kv.finish(b.id);
     idle(e, defaults::refill_pause + 3);
@@ -245,7 +245,7 @@ TEST_CASE_TEMPLATE("O13: decode, verify and shared layers read the same rows aft
   look();
   auto const refilled = e.kv.counts().pages.refilled;
 
-  e.kv.give(taken);
+  e.kv.give(e.main, taken);
   idle(e, defaults::refill_pause + 3);
   CHECK(e.kv.counts().pages.refilled > refilled);
   CHECK(e.kv.whole(s.id));

@@ -177,7 +177,7 @@ TEST_CASE_TEMPLATE("O05: a page whose backup is under way is handed to nobody, w
     e.settle();
     CHECK(e.kv.counts().lost == 0);
     CHECK(out_of_balance(e.kv) == "");
-    if (!rest.empty()) e.kv.give(rest);
+    if (!rest.empty()) e.kv.give(e.main, rest);
   }
 }
 
@@ -340,7 +340,7 @@ TEST_CASE_TEMPLATE("O08: an aborted request's pages are given to another one onl
       auto const taken = take_spare(e);
       e.run_step({&a}, 1, 0, select);
       REQUIRE(e.record(a).missing > 0);
-      e.kv.give(taken);
+      e.kv.give(e.main, taken);
       idle(e, defaults::refill_pause - 2);
       auto const before = e.kv.pools().frames_filling;
       REQUIRE(before == 0);
@@ -504,7 +504,7 @@ TEST_CASE_TEMPLATE("O10: a page whose backup is refused stays where it is, and t
   for (int i = 0; i < 16; ++i) e.run_step({&a}, 1, 1, select);
   REQUIRE(e.record(a).hot.size() == 1);
   auto const give = [&] {
-    e.kv.give(std::span{taken}.first(1));
+    e.kv.give(e.main, std::span{taken}.first(1));
     taken.erase(taken.begin());
   };
   give();
@@ -557,7 +557,7 @@ TEST_CASE_TEMPLATE("O10: as many pages go as can be backed up, once their copies
   session a = e.start(256, 96);
   auto taken = take_spare(e);
   e.run_step({&a}, 1, 0, select);
-  e.kv.give(std::span{taken}.first(4));
+  e.kv.give(e.main, std::span{taken}.first(4));
   for (int i = 0; i < 66; ++i) e.run_step({&a}, 1, 1, select);
   e.settle();
   int const first = 4;

@@ -119,7 +119,7 @@ bool try_layout(std::int64_t frame_stride, int offset, std::int64_t import_strid
   CHECK(e.kv.whole(s.id));
   auto const taken = take_spare(e);
   for (int i = 0; i < 6; ++i) e.run_step(who, 1, 0, select);
-  e.kv.give(taken);
+  e.kv.give(e.main, taken);
   idle(e, defaults::refill_pause + 3);
   for (int i = 0; i < 2; ++i) e.run_step(who, 1, 0, select);
   e.settle();
