@@ -5,8 +5,10 @@
 
 #include <ebb/residency.hpp>
 
-#include <sstream>
+#include <concepts>
+#include <initializer_list>
 #include <stdexcept>
+#include <string>
 
 namespace ebb::testing {
 
@@ -14,11 +16,22 @@ namespace ebb::testing {
 struct fault : std::logic_error {
   using std::logic_error::logic_error;
 };
+/// A piece of a message.
+struct word {
+  word(char const* s) : text{s} {}
+  word(std::string s) : text{std::move(s)} {}
+  word(std::integral auto n) : text{std::to_string(n)} {}
+  std::string text;
+};
+inline std::string sentence(std::initializer_list<word> words) {
+  std::string out;
+  for (word const& w : words) out += w.text;
+  return out;
+}
+[[noreturn]] inline void fail_with(std::initializer_list<word> words) { throw fault{sentence(words)}; }
 template <class... Words>
-[[noreturn]] void fail(Words const&... words) {
-  std::ostringstream out;
-  (out << ... << words);
-  throw fault{out.str()};
+[[noreturn, gnu::noinline, gnu::cold]] void fail(Words const&... words) {
+  fail_with({words...});
 }
 
 /// Audits of one instance. Frames and host pages that are free are filled with poison, which must stay until they are used again.

@@ -8,6 +8,7 @@
 #include <ebb/residency.hpp>
 
 #include <functional>
+#include <sstream>
 #include <memory>
 #include <optional>
 #include <string>
@@ -167,9 +168,7 @@ class trial {
  private:
   template <class... Words>
   void say(Words const&... words) {
-    std::ostringstream out;
-    (out << ... << words);
-    note_ += out.str();
+    note_ += sentence({words...});
   }
 
   // ---- sizes -----------------------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@
 #endif
 
 #include "driver.hpp"
+#include "notes.hpp"
 #include "options.hpp"
 #include "output.hpp"
 
@@ -57,9 +58,6 @@ class progress_line {
   int total_;
   clock::time_point last_ = clock::now();
 };
-
-inline constexpr std::size_t page_bytes = static_cast<std::size_t>(ebb::geometry_of<cut_model>::layout(0).stride);
-static_assert(page_bytes == 36'864);
 
 template <ebb::space S>
 std::vector<result> run_policies(S const& space, workload const& work, options const& o) {
@@ -106,52 +104,6 @@ std::vector<result> run_space(workload const& work, options const& o) {
 #else
   throw std::runtime_error{"--space cuda: this program was built without CUDA"};
 #endif
-}
-
-/// What a reader must know about the numbers.
-std::vector<std::string> notes(workload const& work, arrival_times const& arrivals, options const& o) {
-  std::size_t calls = 0;
-  std::vector<std::int64_t> lengths;
-  for (play const& p : work.plays) {
-    calls += p.calls.size();
-    for (call const& c : p.calls) lengths.push_back(c.in_tokens);
-  }
-  double const median = quantile(lengths, 0.5);
-  std::vector<std::string> out;
-  out.push_back(
-      "Model: DeepSeek-V4.1-Flash (FP4 rows) cut to one of its 4 sources and one of its 8 groups, so that real lengths "
-      "fit: 288 bytes "
-      "a row, pages of 128 tokens, top-k 512, " +
-      std::to_string(o.work.queries) + " quer" + (o.work.queries == 1 ? "y" : "ies") + " a step.");
-  out.push_back("Load: " + std::to_string(work.plays.size()) + " real coding sessions (Weka), " +
-                std::to_string(calls) + " calls around each one's middle, history " +
-                with_commas(static_cast<long long>(median)) + " tokens in the median, " + with_commas(lengths.back()) +
-                " at most; " + std::to_string(work.too_long) + " calls left out as too long; calls decode at most " +
-                std::to_string(o.work.max_out) + " tokens and follow each other within " +
-                fixed_point(o.work.max_pause, 0) + " s.");
-  out.push_back("Arrivals: sessions carry clocks of their own and are started at " + arrivals.title + " times, every " +
-                std::to_string(o.work.arrivals_every) + ". from second " + fixed_point(o.work.arrivals_from, 0) +
-                " on, clock × " + fixed_point(o.work.arrivals_speed, 0) + ". The combination is ours.");
-  out.push_back(
-      "Selections: recorded from a real decoder over 8,192 tokens and stretched to each history: the newest 1,024 "
-      "positions keep "
-      "their distance, older 64-row pages are spread evenly.");
-  out.push_back("Pool: " + with_commas(o.frames) + " frames (" +
-                fixed_point(o.frames * static_cast<double>(page_bytes) / (1 << 20), 0) + " MiB), " +
-                with_commas(o.host_pages) + " host pages (" +
-                fixed_point(o.host_pages * static_cast<double>(page_bytes) / (1 << 20), 0) + " MiB), " +
-                with_commas(o.hot_rows) + " hot rows a request.");
-  out.push_back(o.space == "cuda"
-                    ? "Clock: measured time of the library's calls on the GPU, plus " +
-                          fixed_point(o.cost.base_us / 1e3, 1) + " ms a step and " +
-                          fixed_point(o.cost.per_request_us / 1e3, 2) + " ms a request for the model, which is assumed."
-                    : "Clock: modelled. A step takes " + fixed_point(o.cost.base_us / 1e3, 1) + " ms and " +
-                          fixed_point(o.cost.per_request_us / 1e3, 2) + " ms a request (assumed), launches of " +
-                          fixed_point(o.cost.launch_us, 1) + " us and gathers of " + fixed_point(o.cost.gather_gbs, 0) +
-                          " GB/s (measured on an H200) in each of " + fixed_point(o.cost.groups, 0) +
-                          " groups, and no less than the link needs: " + fixed_point(o.cost.copy_in_gbs, 0) +
-                          " GB/s in, " + fixed_point(o.cost.copy_out_gbs, 1) + " out.");
-  return out;
 }
 
 void write_report(std::string const& json, options const& o) {

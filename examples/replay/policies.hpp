@@ -17,6 +17,10 @@ struct cut_model : ebb::models::dsv41_flash_fp4 {
 static_assert(cut_model::row.in_row % 8 == 0 && cut_model::row.at_page_end % 8 == 0,
               "the oracle works in words of 8 bytes");
 
+/// Bytes of a page.
+inline constexpr std::size_t page_bytes = static_cast<std::size_t>(ebb::geometry_of<cut_model>::layout(0).stride);
+static_assert(page_bytes == 36'864);
+
 using whole_model = ebb::geometry_of<ebb::models::dsv41_flash_fp4>;
 /// Rows of all sources of the whole model for each row of the replayed one.
 constexpr double whole_model_sources() {

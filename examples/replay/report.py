@@ -56,7 +56,7 @@ def plot(policies: list[dict]) -> str:
         requests.step(s["time"], s["in_flight"], where="post", color="#2f4858", label="in flight")
         requests.step(s["time"], s["waiting"], where="post", color="#f26419", label="waiting", linewidth=1)
         requests.set_ylim(0, load * 1.05)
-        requests.set_title(f"{p['policy']}: requests, and rows fetched from the host", loc="left", fontsize=10)
+        requests.set_title(f"{p['policy']}: load", loc="left", fontsize=10)
         share = requests.twinx()
         share.step(s["time"], [100 * x for x in s["fetched_share"]], where="post", color="#86bbd8", label="fetched, %", linewidth=1)
         share.set_ylim(0, 100 * max(0.01, max(max(q["series"]["fetched_share"]) for q in policies)) * 1.05)

@@ -326,18 +326,23 @@ class seating {
     std::vector<int> oldest;
     bool backed = true;
     for (int p = 0; p < tail_first(r) && static_cast<int>(oldest.size()) < wanted; ++p) {
-      if (!book_.has_frame(r, p) || !book_.page(r, p).mapped || arriving(r, p)) continue;
+      if (!book_.has_frame(r, p) || arriving(r, p) || !(forced || book_.page(r, p).mapped)) continue;
       oldest.push_back(p);
       backed &= forced ? book_.back_up_now(r, p) : book_.back_up(r, p) && book_.complete(r, p);
     }
     if (!backed || (!forced && static_cast<int>(oldest.size()) < wanted)) return false;
-    for (int i = 0; i < sizes_.hot && !r.idle.empty(); ++i) {
-      r.hot.push_back(r.idle.back());
-      r.idle.pop_back();
+    for (int p : oldest) {
+      if (!book_.page(r, p).mapped) {  // still being restored
+        book_.wait_main(book_.page(r, p).busy);
+        book_.outdate(book_.page(r, p));
+      }
+      frame_id const f = book_.lift(r, p);
+      book_.frames.set(f, frame_state::required, r.id.slot, -1);
+      r.idle.push_back(f);
     }
-    for (int p : oldest) r.hot.push_back(book_.lift(r, p));
-    while (static_cast<int>(r.hot.size()) < sizes_.hot) r.hot.push_back(obtain(r, -1, frame_state::required));
-    for (frame_id f : r.hot) book_.frames.set(f, frame_state::required, r.id.slot, -1);
+    while (static_cast<int>(r.idle.size()) < sizes_.hot) r.idle.push_back(obtain(r, -1, frame_state::required));
+    r.hot.assign(r.idle.end() - sizes_.hot, r.idle.end());
+    r.idle.resize(r.idle.size() - r.hot.size());
     book_.out.hot.push_back(r.id.slot);
     book_.out.clear.push_back(r.id.slot);
     refresh(r, 0);

@@ -237,7 +237,7 @@ void predicted(S const& of) {
     for (auto const& b : space.seen->device) bytes += static_cast<std::int64_t>(b.bytes);
     return bytes;
   };
-  std::int64_t const small = 64 << 10;  // arrays of a step that no prediction counts
+  std::int64_t const small = 8 << 10;   // arrays of a step that no prediction counts
   geometry<P> const g;
   {
     // A window of 62 pages on the GPU (992 rows at ratio 1), 625 in the host store (10,000): 5,000 tokens are welcome.
