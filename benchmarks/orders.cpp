@@ -78,7 +78,8 @@ long long fetched(recording const& r, int hot, long long& wrong) {
     kv.resolve(stream, step, ebb::group_id{0}, selection.data(), {addresses.data()});
     auto const& v = kv.view(ebb::source_id{0});
     std::uint64_t different = 0;
-    check_body const check{v.base, v.layout, v.first_staged, selection.data(), addresses.data(), nullptr, TopK, TopK, &different};
+    check_body const check{v.base,  v.layout, v.first_staged, selection.data(), addresses.data(),
+                           nullptr, TopK,     TopK,           &different};
     for (int item = 0; item * check_body::rows_per_item < TopK; ++item) check(ebb::serial_team{}, item);
     wrong += static_cast<long long>(different);
     kv.end_step(stream, step, accepted);
@@ -199,9 +200,12 @@ inline int run(std::vector<std::string> const& files, std::string const& json) {
   std::vector<std::vector<line>> lines(all.size());
   parallel_for(static_cast<int>(all.size()), [&](int i) {
     recording const& r = all[static_cast<std::size_t>(i)];
-    if (r.k >= 2048) lines_of<2048, use_lru, use_lrfu>(r, lines[static_cast<std::size_t>(i)]);
-    else if (r.k >= 512) lines_of<512, use_lru, use_lrfu>(r, lines[static_cast<std::size_t>(i)]);
-    else throw std::runtime_error("orders: " + r.file + ": fewer than 512 positions a step");
+    if (r.k >= 2048)
+      lines_of<2048, use_lru, use_lrfu>(r, lines[static_cast<std::size_t>(i)]);
+    else if (r.k >= 512)
+      lines_of<512, use_lru, use_lrfu>(r, lines[static_cast<std::size_t>(i)]);
+    else
+      throw std::runtime_error("orders: " + r.file + ": fewer than 512 positions a step");
   });
 
   struct sum {
@@ -211,8 +215,8 @@ inline int run(std::vector<std::string> const& files, std::string const& json) {
   std::map<std::string, sum> sums;
   std::string text;
   long long wrong = 0;
-  std::printf("%-18s %5s %5s %-6s %9s %9s %9s %8s %9s\n", "file", "layer", "hot", "order", "fetched", "exact LRU", "Belady",
-              "over LRU", "over opt.");
+  std::printf("%-18s %5s %5s %-6s %9s %9s %9s %8s %9s\n", "file", "layer", "hot", "order", "fetched", "exact LRU",
+              "Belady", "over LRU", "over opt.");
   for (auto const& of : lines)
     for (line const& l : of) {
       double const lru = 100.0 * static_cast<double>(l.fetched - l.lru) / static_cast<double>(l.lru);
@@ -220,7 +224,8 @@ inline int run(std::vector<std::string> const& files, std::string const& json) {
       std::printf("%-18s %5d %5d %-6s %9lld %9lld %9lld %+7.2f%% %+8.1f%%%s\n", l.file.c_str(), l.layer, l.hot,
                   l.order.c_str(), l.fetched, l.lru, l.belady, lru, least, l.wrong > 0 ? " WRONG" : "");
       wrong += l.wrong;
-      for (std::string const& key : {l.order + ", all", l.order + ", " + l.file, l.order + ", hot " + (l.hot == 1024 || l.hot == 4096 ? "2k" : "4k")}) {
+      for (std::string const& key : {l.order + ", all", l.order + ", " + l.file,
+                                     l.order + ", hot " + (l.hot == 1024 || l.hot == 4096 ? "2k" : "4k")}) {
         sum& s = sums[key];
         s.over_lru += lru;
         s.over_least += least;
@@ -247,8 +252,10 @@ int main(int argc, char** argv) {
     std::string json;
     for (int i = 1; i < argc; ++i) {
       std::string const a = argv[i];
-      if (a == "--json" && i + 1 < argc) json = argv[++i];
-      else files.push_back(a);
+      if (a == "--json" && i + 1 < argc)
+        json = argv[++i];
+      else
+        files.push_back(a);
     }
     if (files.empty()) files = {"examples/data/smollm2_8k_code.json", "examples/data/smollm2_8k_docs.json"};
     return bench::run(files, json);

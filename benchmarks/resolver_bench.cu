@@ -70,11 +70,11 @@ class document {
 
 inline void print_row(setting const& s, cell const& c, measured const& m) {
   double const bytes = m.fetched_rows * static_cast<double>(m.row_bytes);
-  std::printf("%-9s %-8s %3d %5.3g %5d %5d %5d %2d %8d %-7s %-5s %9.2f %9.2f %6.2f %9.2f %6.3f %6.1f %10.0f %4.0f %6llu\n",
-              c.axis.c_str(), name_of(c.select), c.batch, c.miss, s.top_k, s.hot(), s.row_bytes, c.queries, s.history,
-              s.pinned ? "pinned" : "managed", c.swept ? "swept" : "", m.us, m.reference_us, m.reference_us / m.us,
-              m.floor_us, m.us / m.floor_us, bytes / m.us / 1e3, m.fetched_rows, m.staged_rows,
-              static_cast<unsigned long long>(m.wrong));
+  std::printf(
+      "%-9s %-8s %3d %5.3g %5d %5d %5d %2d %8d %-7s %-5s %9.2f %9.2f %6.2f %9.2f %6.3f %6.1f %10.0f %4.0f %6llu\n",
+      c.axis.c_str(), name_of(c.select), c.batch, c.miss, s.top_k, s.hot(), s.row_bytes, c.queries, s.history,
+      s.pinned ? "pinned" : "managed", c.swept ? "swept" : "", m.us, m.reference_us, m.reference_us / m.us, m.floor_us,
+      m.us / m.floor_us, bytes / m.us / 1e3, m.fetched_rows, m.staged_rows, static_cast<unsigned long long>(m.wrong));
   std::fflush(stdout);
 }
 
@@ -89,7 +89,8 @@ inline int run(home space, options const& o, json_object machine) {
       return std::any_of(g.cells.begin(), g.cells.end(), [](cell const& c) { return c.select == pattern::recorded; });
     });
     if (!wanted) break;
-    for (auto& r : read_recordings(std::filesystem::path{o.data} / name)) recordings[pattern::recorded].push_back(std::move(r));
+    for (auto& r : read_recordings(std::filesystem::path{o.data} / name))
+      recordings[pattern::recorded].push_back(std::move(r));
   }
   if (!o.gemma.empty()) recordings[pattern::gemma] = read_recordings(o.gemma);
 
@@ -98,12 +99,13 @@ inline int run(home space, options const& o, json_object machine) {
   for (bool pinned : {false, true}) {
     if (history.bytes(pinned) == 0) continue;
     std::byte* const store = history.of(pinned);
-    out.ceilings.raw(pinned ? "pinned" : "managed",
-                     measure_ceilings(clock, store, std::min(history.bytes(pinned), std::size_t{10'000'000'000}), small));
+    out.ceilings.raw(
+        pinned ? "pinned" : "managed",
+        measure_ceilings(clock, store, std::min(history.bytes(pinned), std::size_t{10'000'000'000}), small));
   }
-  std::printf("%-9s %-8s %3s %5s %5s %5s %5s %2s %8s %-7s %-5s %9s %9s %6s %9s %6s %6s %10s %4s %6s\n", "axis", "select", "B",
-              "miss", "top-k", "hot", "row", "q", "history", "memory", "", "us", "ref us", "ratio", "floor us", "over", "GB/s",
-              "rows", "stg", "wrong");
+  std::printf("%-9s %-8s %3s %5s %5s %5s %5s %2s %8s %-7s %-5s %9s %9s %6s %9s %6s %6s %10s %4s %6s\n", "axis",
+              "select", "B", "miss", "top-k", "hot", "row", "q", "history", "memory", "", "us", "ref us", "ratio",
+              "floor us", "over", "GB/s", "rows", "stg", "wrong");
   std::uint64_t wrong = 0;
   for (group_of_cells const& g : groups) {
     part const* const p = part_for(g.s);
@@ -128,7 +130,8 @@ inline int run(home space, options const& o, json_object machine) {
 inline options parse(int argc, char** argv) {
   options o;
   auto const usage = [](std::string const& why) {
-    throw std::invalid_argument(why + "; options: --grid full|quick|tiny, --axes NAME (several), --json FILE, --data DIR, "
+    throw std::invalid_argument(why +
+                                "; options: --grid full|quick|tiny, --axes NAME (several), --json FILE, --data DIR, "
                                 "--gemma FILE, --passes N, --spoil N, --no-reference, --no-floor, --brief");
   };
   for (int i = 1; i < argc; ++i) {
@@ -137,17 +140,30 @@ inline options parse(int argc, char** argv) {
       if (i + 1 == argc) usage(name + " wants a value");
       return argv[++i];
     };
-    if (name == "--grid") o.grid = value();
-    else if (name == "--axes") o.axes.push_back(value());
-    else if (name == "--json") o.json = value();
-    else if (name == "--data") o.data = value();
-    else if (name == "--gemma") o.gemma = value();
-    else if (name == "--passes") o.passes = std::max(1, std::atoi(value().c_str()));
-    else if (name == "--spoil") o.spoil = std::max(0, std::atoi(value().c_str()));
-    else if (name == "--no-reference") o.reference = false;
-    else if (name == "--no-floor") o.floor = false;
-    else if (name == "--brief") o.thorough = false;
-    else usage("unknown option " + name);
+    if (name == "--grid")
+      o.grid = value();
+    else if (name == "--axes")
+      o.axes.push_back(value());
+    else if (name == "--json")
+      o.json = value();
+    else if (name == "--data")
+      o.data = value();
+    else if (name == "--gemma")
+      o.gemma = value();
+    else if (name == "--passes")
+      o.passes = std::max(1, std::atoi(value().c_str()));
+    else if (name == "--requests")
+      o.requests = std::max(1, std::atoi(value().c_str()));
+    else if (name == "--spoil")
+      o.spoil = std::max(0, std::atoi(value().c_str()));
+    else if (name == "--no-reference")
+      o.reference = false;
+    else if (name == "--no-floor")
+      o.floor = false;
+    else if (name == "--brief")
+      o.thorough = false;
+    else
+      usage("unknown option " + name);
   }
   if (o.grid != "full" && o.grid != "quick" && o.grid != "tiny") usage("--grid " + o.grid);
   return o;

@@ -13,7 +13,9 @@ using policy = bench::subject_policy<576, 0, 512, 1>;
 /// Arguments: requests of the batch, missing rows in per cent, hot rows as a multiple of top-k (0: all resident), rows
 /// of a request's history. Every iteration is one resolve; steps, warming and checks are outside.
 void resolve(benchmark::State& state) {
-  bench::setting s{.top_k = policy::top_k, .history = static_cast<int>(state.range(3)), .requests = static_cast<int>(state.range(0))};
+  bench::setting s{.top_k = policy::top_k,
+                   .history = static_cast<int>(state.range(3)),
+                   .requests = static_cast<int>(state.range(0))};
   s.whole = state.range(2) == 0;
   s.hot_factor = s.whole ? 2 : static_cast<int>(state.range(2));
   bench::cell c{.batch = s.requests, .miss = static_cast<double>(state.range(1)) / 100};
@@ -55,7 +57,8 @@ void resolve(benchmark::State& state) {
   if (wrong > 0) state.SkipWithError("rows with wrong bytes were returned");
   state.SetItemsProcessed(state.iterations() * run.entries());
   state.SetBytesProcessed(static_cast<std::int64_t>(total.fetched_bytes));
-  state.counters["hit_share"] = static_cast<double>(total.hot_hits) / static_cast<double>(total.hot_hits + total.misses);
+  state.counters["hit_share"] =
+      static_cast<double>(total.hot_hits) / static_cast<double>(total.hot_hits + total.misses);
   state.counters["fetched_bytes"] =
       benchmark::Counter(static_cast<double>(total.fetched_bytes), benchmark::Counter::kAvgIterations);
 }

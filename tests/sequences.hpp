@@ -265,6 +265,9 @@ class trial {
   bool queued(model_request const& r) const {
     return std::any_of(later_.begin(), later_.end(), [&](auto const& l) { return l.id == r.id; });
   }
+  bool queued(model_request const& r, char what) const {
+    return std::any_of(later_.begin(), later_.end(), [&](auto const& l) { return l.id == r.id && l.what == what; });
+  }
   /// No step and no waiting call concerns it.
   bool idle(model_request const& r) const { return !in_batch(r) && !queued(r); }
   bool ready(model_request const& r) const { return kv_->ready(r.id); }
@@ -328,7 +331,7 @@ class trial {
   }
   void finish(generator& g) {
     bool const full = g.below(3) != 0;
-    auto* r = pick(g, [&](auto const& m) { return !queued(m) && (!full || m.tokens == m.tokens_max); });
+    auto* r = pick(g, [&](auto const& m) { return !queued(m, 'f') && (!full || m.tokens == m.tokens_max); });
     if (r == nullptr) return;
     request_id const id = r->id;
     say("finish ", id.slot);
@@ -336,7 +339,7 @@ class trial {
     later({'f', id, 0});
   }
   void preempt(generator& g) {
-    auto* r = pick(g, [&](auto const& m) { return !queued(m) && !m.preempted && !m.importing() && ready(m); });
+    auto* r = pick(g, [&](auto const& m) { return !queued(m, 'f') && !queued(m, 'p') && !m.preempted && !m.importing() && ready(m); });
     if (r == nullptr) return;
     say("preempt ", r->id.slot);
     request_id const id = r->id;
@@ -344,15 +347,18 @@ class trial {
     later({'p', id, 0});
   }
   void truncate(generator& g) {
-    auto* r = pick(g, [&](auto const& m) { return !queued(m) && !m.importing(); });
+    auto* r = pick(g, [&](auto const& m) { return !queued(m, 'f') && !m.importing(); });
     if (r == nullptr) return;
+    std::int64_t most = r->tokens;
+    for (auto const& l : later_) most = l.id == r->id && l.what == 't' ? l.tokens : most;
     std::int64_t n = 0;
     switch (g.below(4)) {
-      case 0: n = g.below(static_cast<int>(r->tokens) + 1) / P::page_tokens * P::page_tokens; break;
-      case 1: n = std::max<std::int64_t>(0, r->tokens - g.below(2 * P::page_tokens)); break;
-      case 2: n = g.below(4) == 0 ? 0 : r->tokens; break;
-      default: n = g.below(static_cast<int>(r->tokens) + 1);
+      case 0: n = g.below(static_cast<int>(most) + 1) / P::page_tokens * P::page_tokens; break;
+      case 1: n = std::max<std::int64_t>(0, most - g.below(2 * P::page_tokens)); break;
+      case 2: n = g.below(4) == 0 ? 0 : most; break;
+      default: n = g.below(static_cast<int>(most) + 1);
     }
+    if (most < r->tokens) must_refuse("truncate to more than a waiting one keeps", [&] { kv_->truncate(r->id, most + 1); });
     say("truncate ", r->id.slot, " from ", r->tokens, " to ", n);
     request_id const id = r->id;
     kv_->truncate(id, n);
@@ -383,7 +389,11 @@ class trial {
   }
   void apply(later_call const& c) {
     auto* r = model_.find(c.id);
-    if (c.what == 'f') model_.finish(c.id);
+    if (c.what == 'f') {
+      gone_.push_back(c.id);
+      if (gone_.size() > 20) gone_.erase(gone_.begin());
+      return model_.finish(c.id);
+    }
     if (c.what == 'p') model_.preempt(*r);
     if (c.what == 't') model_.truncate(*r, c.tokens);
   }
@@ -438,8 +448,11 @@ class trial {
     auto const frames = some_frames(g, 1 + g.below(6));
     if (frames.empty()) return;
     say("give ", frames.size());
-    for (frame_id f : frames) scribble(f);
-    kv_->give(main_, frames);
+    auto const on = g.below(2) == 0 ? main_ : side_;
+    space_.call(on, [this, frames] {
+      for (frame_id f : frames) scribble(f);
+    });
+    kv_->give(on, frames);
     model_.taken -= static_cast<std::int64_t>(frames.size());
   }
   /// The engine writes all over a frame of its own.
@@ -458,15 +471,27 @@ class trial {
     auto const n = static_cast<std::int64_t>(frames.size());
     std::int64_t const tokens = std::min(r->tokens_max, r->tokens + n * P::page_tokens - (g.below(2) == 0 ? g.below(P::page_tokens) : 0));
     say("adopt ", r->id.slot, ": ", n, " frames to ", tokens);
+    struct write {
+      int source;
+      std::int64_t address;
+      std::uint64_t seed;
+    };
+    std::vector<write> writes;
     for (int s = 0; s < sources; ++s) {
-      source_view const& v = audit_->views()[static_cast<std::size_t>(s)];
       int const rows = model_.shape.rows_per_page(s);
       for (std::int64_t p = model_.rows_of(s, r->tokens); p < model_.rows_of(s, tokens); ++p) {
         frame_id const f = frames[static_cast<std::size_t>(p / rows - r->tokens / P::page_tokens)];
-        write_row(v.base, v.layout, std::int64_t{index(f)} * rows + p % rows, r->write(s, p, false));
+        writes.push_back({s, std::int64_t{index(f)} * rows + p % rows, r->write(s, p, false)});
       }
     }
-    kv_->adopt(main_, r->id, frames, tokens);
+    auto const on = g.below(2) == 0 ? main_ : side_;
+    space_.call(on, [this, writes] {
+      for (write const& w : writes) {
+        source_view const& v = audit_->views()[static_cast<std::size_t>(w.source)];
+        write_row(v.base, v.layout, w.address, w.seed);
+      }
+    });
+    kv_->adopt(on, r->id, frames, tokens);
     model_.taken -= n;
     model_.commit(*r, tokens);
   }
@@ -1071,7 +1096,20 @@ class trial {
     switch (kind) {
       case 0: must_refuse("admit of nothing", [&] { (void)kv_->admit(0); }); break;
       case 1: must_refuse("admit of more tokens than it may have", [&] { (void)kv_->admit(8, 9); }); break;
-      case 2: must_refuse("finish of a handle nobody has", [&] { kv_->finish({g.below(model_.shape.requests + 2) - 1, 0xFFFFFFu}); }); break;
+      case 2: {
+        request_id old{g.below(model_.shape.requests + 2) - 1, 0xFFFFFFu};
+        if (!gone_.empty() && g.below(3) != 0) old = gone_[static_cast<std::size_t>(g.below(static_cast<int>(gone_.size())))];
+        must_refuse("finish of a handle nobody has", [&] { kv_->finish(old); });
+        must_refuse("tokens of a handle nobody has", [&] { (void)kv_->tokens(old); });
+        must_refuse("truncate of a handle nobody has", [&] { kv_->truncate(old, 0); });
+        must_refuse("resume of a handle nobody has", [&] { (void)kv_->resume(old); });
+        for (auto const& l : later_) {
+          if (l.what == 'f') must_refuse("finish of a request that finishes with the step", [&] { kv_->finish(l.id); });
+          if (l.what == 'f') must_refuse("truncate of a request that finishes with the step", [&] { kv_->truncate(l.id, 0); });
+          must_refuse("reserve_import of a request with a waiting call", [&] { kv_->reserve_import(l.id, model_.find(l.id)->tokens_max); });
+        }
+        break;
+      }
       case 3: must_refuse("take of no frames", [&] { (void)kv_->take(0); }); break;
       case 4: must_refuse("give of a frame the engine does not have", [&] {
         frame_id f{g.below(model_.shape.frames + 2) - 1};
@@ -1259,6 +1297,7 @@ class trial {
   int queries_ = 0, padded_ = 0;
   bool written_ = false;
   std::vector<later_call> later_;
+  std::vector<request_id> gone_;
   std::vector<std::pair<take_id, int>> takes_;
   std::vector<frame_id> engine_frames_;
   std::vector<ticket> tickets_;

@@ -19,7 +19,10 @@ struct both_ways {
   std::string json(double bytes) const {
     json_object out;
     out.number("eager_us", eager_us).number("graph_us", graph_us);
-    if (bytes > 0) out.number("bytes", bytes).number("eager_gbs", bytes / eager_us / 1e3).number("graph_gbs", bytes / graph_us / 1e3);
+    if (bytes > 0)
+      out.number("bytes", bytes)
+          .number("eager_gbs", bytes / eager_us / 1e3)
+          .number("graph_gbs", bytes / graph_us / 1e3);
     return out.text("eager_shape", eager_shape).text("graph_shape", graph_shape).str();
   }
 };
@@ -81,9 +84,9 @@ class ceilings {
     both_ways out;
     auto const attempt = [&]<int Rows, int Threads>(int blocks) {
       auto const call = [&](int c) {
-        run(blocks, gather_body<576, 0, Rows, Threads>{to_.get(), history_,
-                                                       reinterpret_cast<fetched_row const*>(list.get()) + std::int64_t{c} * n,
-                                                       reinterpret_cast<int const*>(ends.get()), blocks, 0, nullptr});
+        run(blocks, gather_body<576, 0, Rows, Threads>{
+                        to_.get(), history_, reinterpret_cast<fetched_row const*>(list.get()) + std::int64_t{c} * n,
+                        reinterpret_cast<int const*>(ends.get()), blocks, 0, nullptr});
       };
       out.take(clock_.eager(calls, call), clock_.as_graph(calls, call),
                gather_shape{blocks, false, Threads, Rows, false, 0}.name());
@@ -105,18 +108,18 @@ class ceilings {
     std::vector<std::int32_t> slots, selection;
     std::mt19937 random{3};
     for (int r = 0; r < batch; ++r) slots.push_back(r);
-    for (int i = 0; i < calls * batch * top_k; ++i) selection.push_back(static_cast<std::int32_t>(random() % (pages * 64)));
+    for (int i = 0; i < calls * batch * top_k; ++i)
+      selection.push_back(static_cast<std::int32_t>(random() % (pages * 64)));
     auto const table = put(map), order = put(slots), selected = put(selection);
     auto const into = clock_.space().device_memory(selection.size() * sizeof(std::int32_t));
     both_ways out;
     auto const attempt = [&]<int Threads>(int blocks) {
       auto const call = [&](int c) {
         std::int64_t const at = std::int64_t{c} * batch * top_k;
-        run(blocks * batch,
-            lookup_body<64, Threads>{reinterpret_cast<ebb::map_entry const*>(table.get()), pages,
-                                     reinterpret_cast<std::int32_t const*>(order.get()),
-                                     reinterpret_cast<std::int32_t const*>(selected.get()) + at,
-                                     reinterpret_cast<std::int32_t*>(into.get()) + at, top_k, blocks});
+        run(blocks * batch, lookup_body<64, Threads>{reinterpret_cast<ebb::map_entry const*>(table.get()), pages,
+                                                     reinterpret_cast<std::int32_t const*>(order.get()),
+                                                     reinterpret_cast<std::int32_t const*>(selected.get()) + at,
+                                                     reinterpret_cast<std::int32_t*>(into.get()) + at, top_k, blocks});
       };
       out.take(clock_.eager(calls, call), clock_.as_graph(calls, call),
                std::to_string(blocks) + " blocks a request, " + std::to_string(Threads) + " threads");

@@ -37,19 +37,19 @@ struct cell {
 inline constexpr double unknown = std::numeric_limits<double>::quiet_NaN();
 
 struct measured {
-  double us = unknown;            ///< one resolve, as a graph node; median of the passes
+  double us = unknown;  ///< one resolve, as a graph node; median of the passes
   double us_least = unknown;
   double reference_us = unknown;  ///< the reference kernel, one launch a query
   double floor_us = unknown;      ///< the best gather of the same rows; of the direct path: the bare table lookup
   std::string floor_grid;         ///< which of the grid it was
   double fetched_rows = 0;        ///< of one resolve, by the library's counter
   double staged_rows = 0;
-  double found_rows = 0;          ///< the same, found by comparing addresses; must be equal
+  double found_rows = 0;  ///< the same, found by comparing addresses; must be equal
   std::int64_t row_bytes = 0;
-  std::uint64_t wrong = 0;        ///< returned rows with a wrong byte, reference and gather included
+  std::uint64_t wrong = 0;  ///< returned rows with a wrong byte, reference and gather included
   std::uint64_t checked = 0;
   int calls = 0;
-  std::vector<double> passes;     ///< us of each
+  std::vector<double> passes;  ///< us of each
 };
 
 /// A point of the grid that all cells of one instance share.

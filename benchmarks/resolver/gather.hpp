@@ -95,19 +95,25 @@ struct lookup_body {
   int per_request;
   int blocks;  ///< of a request
 
+  /// Four positions a lane, all of their loads before the first store.
   EBB_BODY
   template <ebb::team T>
   EBB_FN void operator()(T const& t, int item) const {
+    constexpr int in_flight = 4;
     int const r = item / blocks;
     ebb::map_entry const* const entries = map + std::int64_t{slots[r]} * pages;
-    for (int i = item % blocks * T::width + t.rank(); i < per_request; i += blocks * T::width) {
-      std::int32_t const p = selection[std::int64_t{r} * per_request + i];
-      std::int32_t address = -1;
-      if (p >= 0) {
-        ebb::frame_id const frame = entries[p / PageTokens].frame;
-        address = frame == ebb::frame_id::none ? -1 : ebb::index(frame) * PageTokens + p % PageTokens;
+    std::int32_t const* const from = selection + std::int64_t{r} * per_request;
+    std::int32_t* const to = out + std::int64_t{r} * per_request;
+    int const step = blocks * T::width;
+    for (int first = item % blocks * T::width + t.rank(); first < per_request; first += in_flight * step) {
+      std::int32_t position[in_flight], address[in_flight];
+      for (int k = 0; k < in_flight; ++k) position[k] = first + k * step < per_request ? from[first + k * step] : -1;
+      for (int k = 0; k < in_flight; ++k) {
+        ebb::frame_id const frame = position[k] < 0 ? ebb::frame_id::none : entries[position[k] / PageTokens].frame;
+        address[k] = frame == ebb::frame_id::none ? -1 : ebb::index(frame) * PageTokens + position[k] % PageTokens;
       }
-      out[std::int64_t{r} * per_request + i] = address;
+      for (int k = 0; k < in_flight; ++k)
+        if (first + k * step < per_request) to[first + k * step] = address[k];
     }
   }
 };
@@ -187,18 +193,22 @@ class gather {
     std::uint64_t wrong = 0;
   };
 
-  /// Tries the whole grid once, then its best four three times each. Effects: overwrites rows in the hot rows of the
+  /// Tries the whole grid once, with five calls, then its best four three times each, with all. Effects: overwrites rows in the hot rows of the
   /// requests, with themselves. The best one's last call is checked.
   static result best(timing<S>& clock, subject<P, S>& on, script const& s, std::vector<fetched_call> const& calls,
                      bool pinned, bool thorough, bool swept) {
     gather g{clock, on, s, calls};
     if (g.rows_ == 0) return {swept ? 0 : clock.empty_us(), "an empty kernel", 0};
     std::vector<std::pair<double, gather_shape>> tried;
-    for (gather_shape const& shape : gather_grid(s.batch, pinned, thorough)) tried.push_back({g.time(shape, false), shape});
+    g.used_ = std::min<std::size_t>(g.used_, 5);
+    for (gather_shape const& shape : gather_grid(s.batch, pinned, thorough))
+      tried.push_back({g.time(shape, false), shape});
+    g.used_ = calls.size();
     std::sort(tried.begin(), tried.end(), [](auto const& a, auto const& b) { return a.first < b.first; });
     tried.resize(std::min<std::size_t>(tried.size(), 4));
     for (auto& [us, shape] : tried) us = median({g.time(shape, swept), g.time(shape, swept), g.time(shape, swept)});
-    auto const least = std::min_element(tried.begin(), tried.end(), [](auto const& a, auto const& b) { return a.first < b.first; });
+    auto const least =
+        std::min_element(tried.begin(), tried.end(), [](auto const& a, auto const& b) { return a.first < b.first; });
     on.poison();
     g.time(least->second, false);
     return {least->first, least->second.name(), on.check_rows(calls.back())};
@@ -206,7 +216,7 @@ class gather {
 
  private:
   gather(timing<S>& clock, subject<P, S>& on, script const& s, std::vector<fetched_call> const& calls)
-      : clock_{clock}, on_{on}, s_{s}, calls_{calls} {
+      : clock_{clock}, on_{on}, s_{s}, calls_{calls}, used_{calls.size()} {
     for (fetched_call const& c : calls) {
       at_.push_back(rows_);
       rows_ += static_cast<std::int64_t>(c.rows.size());
@@ -216,7 +226,8 @@ class gather {
       for (fetched_call const& c : calls) {
         auto rows = c.rows;
         for (int r = 0; sorted && r < s.batch; ++r)
-          std::sort(rows.begin() + c.first[static_cast<std::size_t>(r)], rows.begin() + c.first[static_cast<std::size_t>(r) + 1],
+          std::sort(rows.begin() + c.first[static_cast<std::size_t>(r)],
+                    rows.begin() + c.first[static_cast<std::size_t>(r) + 1],
                     [](auto const& a, auto const& b) { return a.from < b.from; });
         all.insert(all.end(), rows.begin(), rows.end());
       }
@@ -245,23 +256,27 @@ class gather {
   template <int Threads>
   double time_as(gather_shape const& shape, bool swept) {
     switch (shape.rows) {
-      case 1: return time_body<1, Threads>(shape, swept);
-      case 2: return time_body<2, Threads>(shape, swept);
-      default: return time_body<4, Threads>(shape, swept);
+      case 1:
+        return time_body<1, Threads>(shape, swept);
+      case 2:
+        return time_body<2, Threads>(shape, swept);
+      default:
+        return time_body<4, Threads>(shape, swept);
     }
   }
   template <int Rows, int Threads>
   double time_body(gather_shape const& shape, bool swept) {
     auto const call = [&](int c) {
       int const* const lists = reinterpret_cast<int const*>((shape.split ? split_ : whole_).get());
-      clock_.space().run(clock_.on(), shape.split ? shape.blocks * s_.batch : shape.blocks,
-                         gather_body<P::row.in_row, P::row.at_page_end, Rows, Threads>{
-                             on_.view().base, on_.view().host,
-                             reinterpret_cast<fetched_row const*>(lists_[shape.sorted].get()) + at_[static_cast<std::size_t>(c)],
-                             lists + c * (shape.split ? s_.batch + 1 : 2), shape.blocks, shape.limit,
-                             reinterpret_cast<std::uint32_t*>(turnstile_.get())});
+      clock_.space().run(
+          clock_.on(), shape.split ? shape.blocks * s_.batch : shape.blocks,
+          gather_body<P::row.in_row, P::row.at_page_end, Rows, Threads>{
+              on_.view().base, on_.view().host,
+              reinterpret_cast<fetched_row const*>(lists_[shape.sorted].get()) + at_[static_cast<std::size_t>(c)],
+              lists + c * (shape.split ? s_.batch + 1 : 2), shape.blocks, shape.limit,
+              reinterpret_cast<std::uint32_t*>(turnstile_.get())});
     };
-    int const calls = static_cast<int>(calls_.size());
+    int const calls = static_cast<int>(used_);
     return swept ? clock_.swept(calls, call) : clock_.as_graph(calls, call);
   }
 
@@ -269,6 +284,7 @@ class gather {
   subject<P, S>& on_;
   script const& s_;
   std::vector<fetched_call> const& calls_;
+  std::size_t used_;  ///< calls that are timed
   std::int64_t rows_ = 0;
   std::vector<std::int64_t> at_;  ///< where each call's rows start
   std::shared_ptr<std::byte> lists_[2], split_, whole_, turnstile_;
@@ -285,10 +301,9 @@ typename gather<P, S>::result best_lookup(timing<S>& clock, subject<P, S>& on, s
   auto const attempt = [&]<int Threads>(int blocks) {
     auto const call = [&](int c) {
       clock.space().run(clock.on(), blocks * s.batch,
-                        lookup_body<P::page_tokens, Threads>{on.map(), on.map_pages(),
-                                                             reinterpret_cast<std::int32_t const*>(place.get()),
-                                                             on.selection(s.warm + c), on.out_memory(s.warm + c),
-                                                             s.queries * s.k, blocks});
+                        lookup_body<P::page_tokens, Threads>{
+                            on.map(), on.map_pages(), reinterpret_cast<std::int32_t const*>(place.get()),
+                            on.selection(s.warm + c), on.out_memory(s.warm + c), s.queries * s.k, blocks});
     };
     auto const once = [&] { return swept ? clock.swept(s.calls, call) : clock.as_graph(s.calls, call); };
     double const us = median({once(), once(), once()});

@@ -21,10 +21,19 @@ inline std::vector<group_of_cells> cells_of_grid(options const& o) {
   auto const wanted = [&](std::string const& axis) {
     return o.axes.empty() || std::find(o.axes.begin(), o.axes.end(), axis) != o.axes.end();
   };
-  auto const add = [&](std::string const& axis, setting const& s, std::vector<cell> cells) {
+  auto const add = [&](std::string const& axis, setting s, std::vector<cell> const& cells) {
     if (!wanted(axis)) return;
-    for (cell& c : cells) c.axis = axis;
-    out.push_back({s, std::move(cells)});
+    s.requests = std::min(s.requests, o.requests);
+    group_of_cells group{s, {}};
+    for (cell c : cells) {
+      bool const cut = c.batch > o.requests;
+      if (cut && std::any_of(group.cells.begin(), group.cells.end(), [&](cell const& k) { return k.miss == c.miss; }))
+        continue;
+      c.axis = axis;
+      c.batch = std::min(c.batch, o.requests);
+      group.cells.push_back(c);
+    }
+    out.push_back(group);
   };
   auto const square = [](std::vector<int> const& batches, std::vector<double> const& misses, cell const& like = {}) {
     std::vector<cell> cells;
@@ -79,7 +88,8 @@ inline std::vector<group_of_cells> cells_of_grid(options const& o) {
     setting s{.pinned = pinned};
     add("swept", s, square({1, 32, 128}, {0, 0.01, 0.14}, swept));
   }
-  for (int bytes : {288, 584, 656, 1152}) add("rows", {.row_bytes = bytes, .requests = bytes > 656 ? 64 : 128}, square({1, 8, 32, 64}, misses));
+  for (int bytes : {288, 584, 656, 1152})
+    add("rows", {.row_bytes = bytes, .requests = bytes > 656 ? 64 : 128}, square({1, 8, 32, 64}, misses));
   for (int history : {8'192, 32'768, 131'072, 524'288, 1'048'576})
     add("history", {.history = history, .requests = 64}, square({1, 64}, {0, 0.14}));
   add("history", {.history = 524'288, .requests = 128}, square({128}, {0, 0.14}));

@@ -43,7 +43,8 @@ class lookups {
       fill_body const fill{rows.data(), r, committed_, words, 0};
       for (int item = 0; item * fill_body::rows_per_item < committed_; ++item) fill(ebb::serial_team{}, item);
       kv_.reserve_import(ids_[static_cast<std::size_t>(r)], committed_);
-      kv_.wait(kv_.import(ids_[static_cast<std::size_t>(r)], ebb::source_id{0}, {reinterpret_cast<std::byte const*>(rows.data())}));
+      kv_.wait(kv_.import(ids_[static_cast<std::size_t>(r)], ebb::source_id{0},
+                          {reinterpret_cast<std::byte const*>(rows.data())}));
       kv_.publish(ids_[static_cast<std::size_t>(r)], committed_);
     }
     accepted_.assign(ids_.size(), 0);
@@ -76,7 +77,8 @@ class lookups {
   std::uint64_t wrong(int c) const {
     auto const& v = kv_.view(ebb::source_id{0});
     std::uint64_t n = 0;
-    check_body const check{v.base, v.layout, v.staging, script_.call(c), out_.data(), nullptr, script_.k, entries(), &n};
+    check_body const check{v.base,    v.layout,  v.staging, script_.call(c), out_.data(), nullptr,
+                           script_.k, entries(), &n};
     for (int item = 0; item * check_body::rows_per_item < entries(); ++item) check(ebb::serial_team{}, item);
     return n;
   }

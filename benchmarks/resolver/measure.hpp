@@ -17,6 +17,7 @@ struct options {
   std::string data = "examples/data";
   std::string gemma;
   int passes = 3;
+  int requests = 1 << 20;  ///< larger batches are cut to this, to try the grid on a small machine
   int spoil = 0;
   bool reference = true;
   bool floor = true;
@@ -55,8 +56,8 @@ class measure final : public any_measure {
     if (after.lost != before.lost) m.wrong += after.lost - before.lost;
     double const counted = static_cast<double>(after.fetched_rows - before.fetched_rows) / first.calls;
     if (P::count && std::abs(counted - m.found_rows) > 1e-6 * (1 + counted)) {
-      std::fprintf(stderr, "%s: the library counts %.2f fetched rows a call, the addresses say %.2f\n", name_of(c.select),
-                   counted, m.found_rows);
+      std::fprintf(stderr, "%s: the library counts %.2f fetched rows a call, the addresses say %.2f\n",
+                   name_of(c.select), counted, m.found_rows);
     }
 
     auto* const against = rival_for(c);
@@ -85,9 +86,9 @@ class measure final : public any_measure {
     if (o_.floor) {
       // The subject's buffers hold a later pass's selections; a floor needs those of the pass that found the rows.
       subject_.warm(first);
-      auto const floor = setting_.whole ? best_lookup<P>(clock_, subject_, first, c.swept)
-                                        : gather<P, S>::best(clock_, subject_, first, fetched, setting_.pinned,
-                                                             o_.thorough, c.swept);
+      auto const floor =
+          setting_.whole ? best_lookup<P>(clock_, subject_, first, c.swept)
+                         : gather<P, S>::best(clock_, subject_, first, fetched, setting_.pinned, o_.thorough, c.swept);
       m.floor_us = floor.us;
       m.floor_grid = floor.grid;
       m.wrong += floor.wrong;

@@ -41,11 +41,11 @@ inline part const* part_for(setting const& s) {
 
 template <class P>
 bool offer() {
-  parts().push_back({P::row.total(), P::top_k, P::max_queries, &subject<P, home>::store_bytes,
-                     [](timing<home>& clock, setting const& s, std::byte* store,
-                        options const& o) -> std::unique_ptr<any_measure> {
-                       return std::make_unique<measure<P, home>>(clock, s, store, o);
-                     }});
+  parts().push_back(
+      {P::row.total(), P::top_k, P::max_queries, &subject<P, home>::store_bytes,
+       [](timing<home>& clock, setting const& s, std::byte* store, options const& o) -> std::unique_ptr<any_measure> {
+         return std::make_unique<measure<P, home>>(clock, s, store, o);
+       }});
   return true;
 }
 

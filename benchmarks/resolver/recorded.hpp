@@ -52,8 +52,7 @@ inline std::vector<recording> read_recordings(std::filesystem::path path) {
     if (!data.read(reinterpret_cast<char*>(raw.data()), static_cast<std::streamsize>(raw.size())))
       throw std::runtime_error("recorded selections: " + path.string() + ": .u16 is too short");
     one.positions.resize(n);
-    for (std::size_t j = 0; j < n; ++j)
-      one.positions[j] = static_cast<std::uint16_t>(raw[2 * j] | raw[2 * j + 1] << 8);
+    for (std::size_t j = 0; j < n; ++j) one.positions[j] = static_cast<std::uint16_t>(raw[2 * j] | raw[2 * j + 1] << 8);
     out.push_back(one);
   }
   return out;
@@ -66,7 +65,8 @@ class stretch {
  public:
   stretch(recording const& r, int history) : shift_{history - r.context}, old_{r.first_step - 1023} {
     std::int64_t const pages = (old_ + 63) / 64, room = (old_ + shift_) / 64;
-    for (std::int64_t p = 0; shift_ > 0 && p < pages; ++p) moved_.push_back(static_cast<int>((p * room / pages - p) * 64));
+    for (std::int64_t p = 0; shift_ > 0 && p < pages; ++p)
+      moved_.push_back(static_cast<int>((p * room / pages - p) * 64));
   }
   std::int32_t operator()(int p) const {
     if (shift_ <= 0) return p;

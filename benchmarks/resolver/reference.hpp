@@ -25,20 +25,20 @@ struct reference_body {
   ebb::page_layout arena_layout;
   std::byte const* host;
   ebb::page_layout host_layout;
-  std::int32_t* tokens;         ///< [request][Hot], −1: empty
-  std::int16_t* order;          ///< [request][Hot] slots, least recently used first
-  std::int32_t const* slots;    ///< [request][Hot] row address of each
-  std::int64_t const* host_rows;///< [request][history]
+  std::int32_t* tokens;           ///< [request][Hot], −1: empty
+  std::int16_t* order;            ///< [request][Hot] slots, least recently used first
+  std::int32_t const* slots;      ///< [request][Hot] row address of each
+  std::int64_t const* host_rows;  ///< [request][history]
   std::int64_t history;
   std::int32_t const* selection;
   std::int32_t* out;
-  std::int64_t stride;          ///< entries from one request's selection to the next
+  std::int64_t stride;  ///< entries from one request's selection to the next
 
   struct shared {
-    std::int32_t wanted[K];        ///< position, or `hit`; then the positions that are missing
+    std::int32_t wanted[K];  ///< position, or `hit`; then the positions that are missing
     std::int32_t keys[hash_size];
     std::int16_t values[hash_size];
-    std::int16_t next[Hot];        ///< evictable slots from the front, hit ones from the back
+    std::int16_t next[Hot];  ///< evictable slots from the front, hit ones from the back
   };
   static constexpr std::int32_t hit = -2;
 

@@ -47,7 +47,8 @@ class rival {
   rival(timing<S>& clock, subject<P, S>& on, setting const& s)
       : clock_{clock}, on_{on}, space_{clock.space()}, layout_{on.view().host_layout} {
     std::size_t const n = static_cast<std::size_t>(s.requests) * Hot;
-    arena_ = space_.device_memory(n / static_cast<std::size_t>(P::page_tokens) * static_cast<std::size_t>(layout_.stride));
+    arena_ =
+        space_.device_memory(n / static_cast<std::size_t>(P::page_tokens) * static_cast<std::size_t>(layout_.stride));
     std::vector<std::int64_t> rows;
     rows.reserve(static_cast<std::size_t>(s.requests) * static_cast<std::size_t>(s.history));
     for (int r = 0; r < s.requests; ++r) {
@@ -128,9 +129,8 @@ class rival {
       int const n = s.queries > 1 ? K : s.batch * K;
       std::int64_t const at = (std::int64_t{r} * s.queries + query) * K;
       space_.run(clock_.on(), (n + check_body::rows_per_item - 1) / check_body::rows_per_item,
-                 check_body{arena_.get(), layout_, addresses_, on_.selection(call) + at,
-                            on_.out_memory(call) + at, owners_of(r, s), K, n,
-                            reinterpret_cast<std::uint64_t*>(results_.get())});
+                 check_body{arena_.get(), layout_, addresses_, on_.selection(call) + at, on_.out_memory(call) + at,
+                            owners_of(r, s), K, n, reinterpret_cast<std::uint64_t*>(results_.get())});
     }
   }
   /// Null where the entries' place says whose they are.

@@ -62,13 +62,18 @@ class script_writer {
   /// `selectable`: positions 0 … selectable − 1 may be selected. Throws: std::runtime_error for a recorded pattern
   /// without recordings of this top-k.
   script_writer(setting const& s, cell const& c, int selectable, std::vector<recording> const& recorded)
-      : cell_{c}, k_{s.top_k}, selectable_{selectable}, recorded_{recorded}, next_(static_cast<std::size_t>(c.batch), 0) {
+      : cell_{c},
+        k_{s.top_k},
+        selectable_{selectable},
+        recorded_{recorded},
+        next_(static_cast<std::size_t>(c.batch), 0) {
     bool const recordings = c.select == pattern::recorded || c.select == pattern::gemma;
     if (recordings && (recorded.empty() || recorded.front().k < k_))
       throw std::runtime_error("recorded selections: none with top-k " + std::to_string(k_) + " was given");
     warm_ = s.whole ? 1 : recordings ? 4 : std::max(1, s.hot() / k_);
     std::int64_t const fresh = std::max(1, most_fresh());
-    std::int64_t const room = (selectable - std::int64_t{warm_} * k_ * (c.select == pattern::disjoint ? c.queries : 1)) / fresh;
+    std::int64_t const room =
+        (selectable - std::int64_t{warm_} * k_ * (c.select == pattern::disjoint ? c.queries : 1)) / fresh;
     std::int64_t const bytes = std::max<std::int64_t>(1, total_fresh()) * s.row_bytes;
     std::int64_t const all_calls = std::min<std::int64_t>({20, room, (std::int64_t{3} << 30) / bytes});
     calls_ = recordings ? 20 : static_cast<int>(std::clamp<std::int64_t>(all_calls, 4, 20));
@@ -94,10 +99,14 @@ class script_writer {
   /// Rows of a request's call that were not used before.
   int fresh_of(int request) const {
     switch (cell_.select) {
-      case pattern::fresh: return static_cast<int>(k_ * cell_.miss + 0.5);
-      case pattern::disjoint: return k_ * cell_.queries;
-      case pattern::skew: return request > 0 ? 0 : std::min(k_, static_cast<int>(k_ * cell_.miss * cell_.batch + 0.5));
-      default: return 0;
+      case pattern::fresh:
+        return static_cast<int>(k_ * cell_.miss + 0.5);
+      case pattern::disjoint:
+        return k_ * cell_.queries;
+      case pattern::skew:
+        return request > 0 ? 0 : std::min(k_, static_cast<int>(k_ * cell_.miss * cell_.batch + 0.5));
+      default:
+        return 0;
     }
   }
   int most_fresh() const { return fresh_of(0); }

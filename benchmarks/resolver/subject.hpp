@@ -60,9 +60,7 @@ class subject {
   /// Positions that may be selected: committed and in no page of the tail, so that none is near for nothing.
   int selectable() const { return committed_ - tail_ * P::page_tokens; }
   ebb::source_view const& view() const { return kv_.view(source); }
-  std::int64_t addresses() const {
-    return view().staging + std::int64_t{setting_.requests} * staging_slots();
-  }
+  std::int64_t addresses() const { return view().staging + std::int64_t{setting_.requests} * staging_slots(); }
   int slot(int request) const { return ids_[static_cast<std::size_t>(request)].slot; }
   ebb::counters counts() const { return kv_.counts(); }
   std::int32_t const* selection(int call) const { return selections_.at(call); }
@@ -120,7 +118,8 @@ class subject {
   /// before, or a staged one, was fetched.
   std::vector<fetched_call> fetched() {
     script const& s = *script_;
-    std::vector<ebb::map_entry> map(static_cast<std::size_t>(setting_.requests) * static_cast<std::size_t>(kv_.map().pages));
+    std::vector<ebb::map_entry> map(static_cast<std::size_t>(setting_.requests) *
+                                    static_cast<std::size_t>(kv_.map().pages));
     copy_out(space_, map.data(), kv_.map().entries, map.size() * sizeof(ebb::map_entry));
     std::vector<std::int32_t> addresses(s.positions.size());
     copy_out(space_, addresses.data(), outs_.memory.get(), addresses.size() * sizeof(std::int32_t));
@@ -193,7 +192,9 @@ class subject {
     lists.insert(lists.end(), call.addresses.begin(), call.addresses.end());
     for (int r = 0; r + 1 < static_cast<int>(call.first.size()); ++r)
       lists.insert(lists.end(),
-                   static_cast<std::size_t>(call.first[static_cast<std::size_t>(r) + 1] - call.first[static_cast<std::size_t>(r)]), r);
+                   static_cast<std::size_t>(call.first[static_cast<std::size_t>(r) + 1] -
+                                            call.first[static_cast<std::size_t>(r)]),
+                   r);
     auto const memory = space_.device_memory(lists.size() * sizeof(std::int32_t));
     copy_in(space_, memory.get(), lists.data(), lists.size() * sizeof(std::int32_t));
     auto const* at = reinterpret_cast<std::int32_t const*>(memory.get());
@@ -236,9 +237,9 @@ class subject {
   static int frames(setting const& s) {
     int const tail = ebb::tail_pages(P::page_tokens, P::max_queries, 1);
     int const pages = s.history / P::page_tokens;
-    return s.requests * (s.whole ? pages
-                                 : ebb::required_frames(s.history, P::page_tokens, tail,
-                                                        ebb::hot_frames(s.hot(), P::page_tokens)));
+    return s.requests *
+           (s.whole ? pages
+                    : ebb::required_frames(s.history, P::page_tokens, tail, ebb::hot_frames(s.hot(), P::page_tokens)));
   }
 
   void bring_history(int spoil) {
@@ -286,9 +287,7 @@ class subject {
     kv_.end_step(clock_.on(), step, std::vector<int>(batch_.size(), 0));
     finish(space_, clock_.on());
   }
-  void look(int call) {
-    check(selections_.at(call), outs_.at(call), nullptr, script_->entries());
-  }
+  void look(int call) { check(selections_.at(call), outs_.at(call), nullptr, script_->entries()); }
   void check(std::int32_t const* positions, std::int32_t const* addresses_of, std::int32_t const* owners, int n) {
     int const per = script_->queries * script_->k;
     space_.run(clock_.on(), (n + check_body::rows_per_item - 1) / check_body::rows_per_item,

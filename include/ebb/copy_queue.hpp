@@ -28,7 +28,7 @@ class copy_queue {
   ticket progress() const { return log_.done(); }
   bool reached(ticket t) const { return log_.reached(t); }
   void synchronize(ticket t) const { log_.synchronize(t); }
-  void wait(stream on, ticket t) const { space_.wait(on, log_.event(t)); }
+  void wait(stream on, ticket t) const { log_.wait(on, t); }
   void drain() const { space_.synchronize(space_.record(side_)); }
 
   /// The fence of a step that was just enqueued on the main stream.

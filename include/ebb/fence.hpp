@@ -27,14 +27,19 @@ class ticket_log {
     }
     return t;
   }
-  /// The event of a ticket; one long done is already reached.
-  typename S::event event(ticket t) const {
+  /// Jobs of several streams share the numbers, so a ticket's own event says nothing about earlier ones: every wait is
+  /// for all jobs up to it.
+  bool reached(ticket t) const {
     for (auto const& j : jobs_) {
-      if (j.number == t) return j.event;
+      if (j.number <= t && !space_.reached(j.event)) return false;
     }
-    return {};
+    return true;
   }
-  bool reached(ticket t) const { return space_.reached(event(t)); }
+  void wait(typename S::stream on, ticket t) const {
+    for (auto const& j : jobs_) {
+      if (j.number <= t) space_.wait(on, j.event);
+    }
+  }
   void synchronize(ticket t) const {
     for (auto const& j : jobs_) {
       if (j.number <= t) space_.synchronize(j.event);

@@ -317,7 +317,7 @@ class residency {
       open_ = {};
       allocator_.close_step();
       for (request_id id : batch_) allocator_.back_up(book().at(id.slot));
-      for (auto const& call : std::exchange(later_, {})) call();
+      for (waiting_call const& c : std::exchange(later_, {})) carry_out(c);
       copies_.flush();
       return t;
     });
@@ -327,17 +327,17 @@ class residency {
 
   /// Ends a request: everything returns once, after outstanding copies.
   void finish(request_id id) {
-    record(id, "finish");
-    between_steps([this, id] { allocator_.finish(book().at(id.slot)); });
+    idle_or_open(id, "finish");
+    at_end_of_step({id, waiting_call::finish, 0});
   }
   /// Ends a request in whatever state it is, an import under way included.
   void abort(request_id id) { finish(id); }
   /// Gives up the request's frames; slot, incarnation and host pages stay. Scratch is dropped.
   void preempt(request_id id) {
     request_record const& r = idle_or_open(id, "preempt");
-    require(r.phase == phase::running && r.reserved == r.tokens, "preempt: request", id.slot,
-            "one that is ready and without an import under way");
-    between_steps([this, id] { allocator_.preempt(book().at(id.slot)); });
+    require(r.phase == phase::running && r.reserved == r.tokens && !waits(id, waiting_call::preempt),
+            "preempt: request", id.slot, "one that is ready and without an import under way");
+    at_end_of_step({id, waiting_call::preempt, 0});
   }
   /// Brings a preempted request back, `tokens` (default: its committed length) being what it will hold soon. May be
   /// pending: `ready`.
@@ -351,8 +351,11 @@ class residency {
   void truncate(request_id id, std::int64_t tokens) {
     request_record const& r = idle_or_open(id, "truncate");
     require(r.reserved == r.tokens, "truncate: request", id.slot, "one without an import under way");
-    require(tokens >= 0 && tokens <= r.tokens, "truncate: tokens", tokens, "0 to ", r.tokens);
-    between_steps([this, id, tokens] { allocator_.truncate(book().at(id.slot), tokens); });
+    std::int64_t most = r.tokens;
+    for (waiting_call const& c : later_)
+      if (c.id == id && c.what == waiting_call::truncate) most = c.tokens;
+    require(tokens >= 0 && tokens <= most, "truncate: tokens", tokens, "0 to ", most);
+    at_end_of_step({id, waiting_call::truncate, tokens});
   }
   /// Keeps all pages of the request on the GPU, while a prefill attends densely, say. May be pending: `whole`.
   outcome<request_id> require_whole(request_id id) {
@@ -498,6 +501,7 @@ class residency {
     record(id, call);
     bool const busy = open_.number != 0 && std::find(batch_.begin(), batch_.end(), id) != batch_.end();
     if (busy) refuse(call, "request", id.slot, "one that is not in the open step");
+    if (waits(id)) refuse(call, "request", id.slot, "one without a call that waits for the end of the open step");
     return book().at(id.slot);
   }
   template <class... Parts>
@@ -507,6 +511,7 @@ class residency {
   }
   request_record const& idle_or_open(request_id id, char const* call) {
     check_sound();
+    if (waits(id, waiting_call::finish)) refuse(call, "request", id.slot, "one that is not finished already");
     return record(id, call);
   }
   void check_open(step const& s, char const* call) const {
@@ -536,13 +541,34 @@ class residency {
               "begin_step: request", id.slot, "named once");
     }
   }
-  template <class F>
-  void between_steps(F call) {
+
+  // ---- calls that an open step puts off
+
+  struct waiting_call {
+    request_id id;
+    enum kind { finish, preempt, truncate } what;
+    std::int64_t tokens;
+  };
+  bool waits(request_id id) const {
+    return std::any_of(later_.begin(), later_.end(), [&](waiting_call const& c) { return c.id == id; });
+  }
+  bool waits(request_id id, typename waiting_call::kind what) const {
+    return std::any_of(later_.begin(), later_.end(), [&](auto const& c) { return c.id == id && c.what == what; });
+  }
+  void at_end_of_step(waiting_call c) {
     if (open_.number != 0) {
-      later_.push_back(call);
-      return;
+      later_.push_back(c);
+    } else {
+      decided([&] { carry_out(c); });
     }
-    decided(call);
+  }
+  void carry_out(waiting_call const& c) {
+    request_record& r = book().at(c.id.slot);
+    switch (c.what) {
+      case waiting_call::finish: return allocator_.finish(r);
+      case waiting_call::preempt: return allocator_.preempt(r);
+      case waiting_call::truncate: return allocator_.truncate(r, c.tokens);
+    }
   }
 
   // ---- imports
@@ -579,7 +605,7 @@ class residency {
   step open_;
   std::vector<request_id> batch_;
   std::vector<resolved> resolved_;  ///< of each group in the open step
-  std::vector<std::function<void()>> later_;
+  std::vector<waiting_call> later_;  ///< in the order of the calls
   std::vector<importing> imports_;
   std::deque<typename S::event> unfinished_;
   std::uint64_t steps_ = 0;

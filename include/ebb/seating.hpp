@@ -268,7 +268,7 @@ class seating {
       if (f || !book_.back_up_now(r, victim)) return;
       book_.wait_main(book_.page(r, victim).busy);
       f = book_.lift(r, victim);
-      ++book_.counts.revoked;
+      P::tiers::lends ? ++book_.counts.revoked : --book_.counts.lent;  // it only left the tail
       book_.frames.set(*f, use, r.id.slot, p);
     });
     return f ? *f : obtain(r, p, use);

@@ -50,7 +50,7 @@ class step_tables {
   void upload(stream on, step const& s, std::span<request_id const> batch, copy_queue<P, S>& copies) {
     copies.flush();
     effects& out = book().out;
-    for (ticket t : out.waits) copies.wait(on, t);
+    if (!out.waits.empty()) copies.wait(on, *std::max_element(out.waits.begin(), out.waits.end()));
     out.waits.clear();
     clear(on);
     rebase(on);

@@ -291,6 +291,7 @@ struct eight_pages {
       a = e.start(512);
       e.kv.reserve_import(a.id, 128);
     }
+    e.kv.wait(e.kv.allocator().book().last);
     e.settle();
   }
   std::vector<frame_id> taken() {
