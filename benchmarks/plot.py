@@ -41,7 +41,7 @@ def ratios(cells, out):
             y, x = misses.index(c["miss"]), batches.index(c["batch"])
             table[y][x] = c["reference_us"] / c["us"]
             axis.text(x, y, f"{table[y][x]:.2f}×\n{c['us']:.3g} µs", ha="center", va="center", fontsize=7.5, color=ink)
-        shown = axis.imshow(table, cmap="RdYlGn", norm=norm, aspect="auto")
+        shown = axis.imshow(table, cmap="RdYlGn", norm=norm, aspect="auto", alpha=0.65)
         axis.set_xticks(range(len(batches)), batches)
         axis.set_yticks(range(len(misses)), [f"{100 * m:g} %" for m in misses])
         axis.set_xlabel("requests in the batch")

@@ -80,7 +80,7 @@ inline void print_row(setting const& s, cell const& c, measured const& m) {
 
 inline int run(home space, options const& o, json_object machine) {
   auto const groups = merged(cells_of_grid(o));
-  bool const small = o.grid == "tiny";
+  bool const small = o.grid == "tiny" || o.requests < 8;
   document out{o.json};
   out.head = std::move(machine);
   std::map<pattern, std::vector<recording>> recordings;
@@ -130,9 +130,10 @@ inline int run(home space, options const& o, json_object machine) {
 inline options parse(int argc, char** argv) {
   options o;
   auto const usage = [](std::string const& why) {
-    throw std::invalid_argument(why +
-                                "; options: --grid full|quick|tiny, --axes NAME (several), --json FILE, --data DIR, "
-                                "--gemma FILE, --passes N, --spoil N, --no-reference, --no-floor, --brief");
+    throw std::invalid_argument(
+        why +
+        "; options: --grid full|quick|tiny, --axes NAME (several), --json FILE, --data DIR, "
+        "--gemma FILE, --passes N, --requests N, --spoil N, --no-reference, --no-floor, --brief");
   };
   for (int i = 1; i < argc; ++i) {
     std::string const name = argv[i];

@@ -39,7 +39,7 @@ struct setting {
 /// How often each call is made, in a mood that the seed decides.
 inline std::vector<operation> random_operations(std::uint64_t seed, int n, bool deferred) {
   generator g{seed ^ 0x5EED};
-  int weight[static_cast<int>(call::number)] = {100, 5, 2, 2, 3, 2, 4, 6, 4, 1, 1, 2, 2, 2, 1, 1, 2, deferred ? 20 : 0, deferred ? 2 : 0, 0, 1};
+  int weight[static_cast<int>(call::number)] = {100, 5, 2, 2, 3, 1, 8, 8, 8, 1, 1, 2, 2, 2, 1, 1, 2, deferred ? 20 : 0, deferred ? 2 : 0, 0, 1};
   for (int i = 1; i < static_cast<int>(call::quiesce); ++i) {
     int const mood = g.below(8);
     weight[i] = mood == 0 ? weight[i] / 2 : mood == 1 ? weight[i] * 4 : weight[i];

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <csignal>
 #include <cstddef>
+#include <cstdio>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -32,8 +33,10 @@ template <class Run>
 verdict isolated(Run run, unsigned seconds, unsigned long long* totals = nullptr) {
   auto* const shared = static_cast<report*>(mmap(nullptr, sizeof(report), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   if (shared == MAP_FAILED) return {"mmap failed", -1};
+  std::fflush(nullptr);
   pid_t const child = fork();
   if (child == 0) {
+    for (int s : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) std::signal(s, SIG_DFL);
     alarm(seconds);
     run(*shared);
     _exit(shared->message[0] == '\0' ? 0 : 1);

@@ -236,7 +236,7 @@ class step_tables {
         next_stamp_.push_back(1);
       }
       staging_ = {device<std::uint32_t>(static_cast<std::size_t>(sizes_.max_batch) *
-                                        static_cast<std::size_t>(sizing.staging_ways)),
+                                        static_cast<std::size_t>(std::max(sizing.staging_ways, set_ways))),
                   sizing.staging_ways,
                   {sizing.bits, 0},
                   header_words::staging_stamp,
@@ -281,7 +281,7 @@ class step_tables {
         next_staging_ + static_cast<std::uint32_t>(staging_.steps) > staging_.format.last_stamp()) {
       space_.zero(
           on, staging_.words,
-          static_cast<std::size_t>(sizes_.max_batch) * static_cast<std::size_t>(staging_.ways) * sizeof(std::uint32_t));
+          static_cast<std::size_t>(sizes_.max_batch) * static_cast<std::size_t>(staging_.stride()) * sizeof(std::uint32_t));
       next_staging_ = 1;
     }
     header_[header_words::staging_stamp] = next_staging_;
