@@ -23,6 +23,7 @@ struct frame_record {
   std::int32_t slot = -1;       ///< the request that holds it, −1: nobody
   std::int32_t page = -1;       ///< the page it keeps, −1: none (idle, hot rows, or on its way back)
   ticket after = ticket::none;  ///< work of earlier holders ends here
+  ticket copies = ticket::none;  ///< newest side-stream job that reads or writes it, whoever asked for it
   bool ordered =
       false;  ///< revoking: all of that work is in the main stream, so its later work may use the frame at once
 };
@@ -69,6 +70,7 @@ class frame_pool {
     r.page = page;
   }
 
+  void touch(frame_id f, ticket job) { at(f).copies = job; }
   /// Takes a frame out of use. It becomes free once `after` is done; with `ordered`, the main stream may use it at
   /// once.
   void retire(frame_id f, ticket after, bool ordered) {

@@ -197,8 +197,16 @@ class ledger {
     patch(r, p);
     return f;
   }
+  /// A side-stream job reads or writes the page's frame or host page.
+  void touch(page_record& page, ticket job) {
+    page.busy = job;
+    if (page.at.frame != frame_id::none) frames.touch(page.at.frame, job);
+  }
   /// Retires a frame behind the main stream's last step and a copy that still uses it.
-  void retire(frame_id f, ticket busy = ticket::none) { frames.retire(f, std::max(main, busy), busy <= done); }
+  void retire(frame_id f, ticket busy = ticket::none) {
+    ticket const copies = std::max(busy, frames[f].copies);
+    frames.retire(f, std::max(main, copies), copies <= done);
+  }
   void drop(request_record& r, int p) {
     ticket const busy = page(r, p).busy;
     retire(lift(r, p), busy);
@@ -223,7 +231,7 @@ class ledger {
       return false;
     }
     page_record& record = page(r, p);
-    record.busy = next_job();
+    touch(record, next_job());
     out.copies.push_back({kind, r.id.slot, p, r.id.incarnation, record.epoch, record.at, from, to});
     return true;
   }

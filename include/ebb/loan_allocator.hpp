@@ -157,7 +157,7 @@ class loan_allocator {
       book().frames.set(f, frame_state::required, r.id.slot, p);
       book().place(r, p, f);
       book().land(r, p);
-      book().page(r, p).busy = written;
+      book().touch(book().page(r, p), written);
       ++book().counts.adopted;
     }
     promises_.take_back({static_cast<int>(frames.size()), 0});
@@ -178,6 +178,7 @@ class loan_allocator {
   /// calls are served.
   void settle() {
     seats_.count_step();
+    seats_.keep_pinned();
     book().frames.settle(book().done);
     seats_.settle_marked();
     serve();

@@ -169,7 +169,7 @@ class residency {
     return guarded([&] {
       ticket const t = copies_.import(s, rows.rows, stride, pages);
       if (t == ticket::none) return t;
-      for (int p = first_import(r); p < static_cast<int>(r.pages.size()); ++p) book().page(r, p).busy = t;
+      for (int p = first_import(r); p < static_cast<int>(r.pages.size()); ++p) book().touch(book().page(r, p), t);
       imports_[static_cast<std::size_t>(id.slot)].last = t;
       return t;
     });

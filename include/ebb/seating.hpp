@@ -52,6 +52,12 @@ class seating {
   void close_step() { step_open_ = false; }
   bool step_open() const { return step_open_; }
   void count_step() { ++step_; }
+  /// Pages that were being filled when their request was required whole have arrived as loans.
+  void keep_pinned() {
+    for (int slot = 0; slot < sizes_.requests; ++slot) {
+      if (book_.at(slot).pinned) refresh(book_.at(slot), 0);
+    }
+  }
 
   /// An import under way writes page p: until publish it stays as `reserve` left it, only a loan may go.
   bool arriving(request_record const& r, int p) const {
@@ -277,7 +283,8 @@ class seating {
   void arrive(request_record& r, int p) {
     if (!book_.has_frame(r, p) || book_.page(r, p).mapped) return;
     book_.wait_main(book_.page(r, p).busy);
-    if (book_.state(r, p) == frame_state::filling) book_.set_state(r, p, frame_state::lent);
+    if (book_.state(r, p) == frame_state::filling)
+      book_.set_state(r, p, is_required(r, p) ? frame_state::required : frame_state::lent);
     book_.land(r, p);
   }
 
@@ -351,7 +358,7 @@ class seating {
 
   int refillable(request_record const& r) const {
     bool const rested = step_ - r.revoked_at > defaults::refill_pause;
-    if (!is_long(r) || !rested || r.reserved > r.tokens) return 0;
+    if (!is_long(r) || !rested || r.pinned || r.reserved > r.tokens) return 0;
     int absent = static_cast<int>(r.pages.size()) - r.framed;
     for (int p = tail_first(r); p < static_cast<int>(r.pages.size()); ++p) absent -= !book_.has_frame(r, p);
     return absent;

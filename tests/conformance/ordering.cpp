@@ -331,7 +331,7 @@ TEST_CASE_TEMPLATE("O08: an aborted request's pages are given to another one onl
       session warm = e.start(16, 16);  // so that the side stream is known
       e.kv.finish(warm.id);
       idle(e, 2);
-      gate.emplace(space.close_gate(space.side(), "population"));
+      gate = space.close_gate(space.side(), "population");
       e.import(a, 64);
     } else {
       idle(e);
@@ -344,7 +344,7 @@ TEST_CASE_TEMPLATE("O08: an aborted request's pages are given to another one onl
       idle(e, defaults::refill_pause - 2);
       auto const before = e.kv.pools().frames_filling;
       REQUIRE(before == 0);
-      gate.emplace(space.close_gate(space.side(), "refill"));
+      gate = space.close_gate(space.side(), "refill");
       for (int i = 0; i < 6 && e.kv.pools().frames_filling == 0; ++i) {
         step const s = e.begin({});
         e.end(s, {});
@@ -353,7 +353,7 @@ TEST_CASE_TEMPLATE("O08: an aborted request's pages are given to another one onl
     }
     if (what == during::fetch || what == during::commit) {
       if (what == during::fetch) poison(e, take_spare(e));  // nothing but tail and hot rows: the step fetches
-      gate.emplace(space.close_gate(e.main, "step"));
+      gate = space.close_gate(e.main, "step");
       now = e.begin({&a});
       auto const b = e.make_buffers(1, 1);
       e.fill(b, select);
@@ -361,7 +361,7 @@ TEST_CASE_TEMPLATE("O08: an aborted request's pages are given to another one onl
       open = true;
     }
     if (what == during::backup) {
-      gate.emplace(space.close_gate(space.side(), "backup"));
+      gate = space.close_gate(space.side(), "backup");
       e.run_step({&a}, 1, 1, select);
     }
     // Frames that work outside the main stream still fills or reads.
