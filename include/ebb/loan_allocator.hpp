@@ -178,7 +178,9 @@ class loan_allocator {
   /// calls are served.
   void settle() {
     seats_.count_step();
-    seats_.keep_pinned();
+    for (int slot = 0; slot < sizes().requests; ++slot) {
+      if (book().at(slot).pinned) complete(book().at(slot));
+    }
     book().frames.settle(book().done);
     seats_.settle_marked();
     serve();
@@ -354,6 +356,19 @@ class loan_allocator {
     if (r.phase == phase::waiting) ++book().counts.waited;
   }
 
+  /// What a whole request lacks, where a copy was refused, is asked for again; what arrived as a loan is one no more.
+  void complete(request_record& r) {
+    if (r.phase != phase::running || r.reserved > r.tokens) return;
+    seats_.refresh(r, 0);
+    int const absent = static_cast<int>(r.pages.size()) - r.framed;
+    if (absent == 0 || std::any_of(demand_.begin(), demand_.end(), [&](auto const& w) { return w.slot == r.id.slot; }))
+      return;
+    if (!r.idle.empty()) seats_.settle_in(r);
+    int const wanted = static_cast<int>(r.pages.size()) - r.framed - static_cast<int>(r.idle.size());
+    if (wanted <= 0) return;
+    demand_.push_back({r.id.slot, take_id::none, wanted});
+    outstanding_ += wanted;
+  }
   /// Serves waiting calls in order, and revokes exactly what is still short, counting what is on its way back.
   void serve() {
     for (bool again = true; again;) {

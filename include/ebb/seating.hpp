@@ -52,12 +52,6 @@ class seating {
   void close_step() { step_open_ = false; }
   bool step_open() const { return step_open_; }
   void count_step() { ++step_; }
-  /// Pages that were being filled when their request was required whole have arrived as loans.
-  void keep_pinned() {
-    for (int slot = 0; slot < sizes_.requests; ++slot) {
-      if (book_.at(slot).pinned) refresh(book_.at(slot), 0);
-    }
-  }
 
   /// An import under way writes page p: until publish it stays as `reserve` left it, only a loan may go.
   bool arriving(request_record const& r, int p) const {
@@ -73,6 +67,13 @@ class seating {
       n += book_.has_frame(r, p) && book_.state(r, p) == frame_state::required;
     return n;
   }
+  /// It keeps no more than it was promised.
+  void trim(request_record& r) {
+    while (!r.idle.empty() && required(r) > r.reserve) {
+      book_.retire(r.idle.back());
+      r.idle.pop_back();
+    }
+  }
   /// States of its pages from `first` on, after the tail moved or the request's mode changed.
   void refresh(request_record& r, int first) {
     for (int p = first; p < static_cast<int>(r.pages.size()); ++p) {
@@ -85,10 +86,7 @@ class seating {
       book_.set_state(r, p, frame_state::required);
       std::erase(book_.marked, std::pair{r.id.slot, p});
     }
-    while (!r.idle.empty() && required(r) > r.reserve) {  // it keeps no more than it was promised
-      book_.retire(r.idle.back());
-      r.idle.pop_back();
-    }
+    trim(r);
   }
 
   /// Makes the request ready to write tokens up to `upper`: every page it writes is in a frame of its own.
@@ -104,6 +102,7 @@ class seating {
       if (!book_.has_frame(r, p)) seat(r, p);
       arrive(r, p);
     }
+    trim(r);
   }
 
   /// Hands pages back within `budget` pages, from the top of the keep order.
