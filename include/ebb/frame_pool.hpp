@@ -4,6 +4,7 @@
 #include <ebb/error.hpp>
 #include <ebb/ids.hpp>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <deque>
@@ -75,7 +76,7 @@ class frame_pool {
   /// once.
   void retire(frame_id f, ticket after, bool ordered) {
     set(f, frame_state::revoking, -1, -1);
-    at(f).after = after;
+    at(f).after = std::max(at(f).after, after);
     at(f).ordered = ordered;
     (ordered ? ordered_ : cooling_).push_back(f);
   }

@@ -47,7 +47,8 @@ class host_page_pool {
   void release(host_page_id p, ticket after) {
     EBB_ASSERT(is_used(index(p)));
     used_[static_cast<std::size_t>(index(p))] = 0;
-    after_[static_cast<std::size_t>(index(p))] = after;
+    ticket& end = after_[static_cast<std::size_t>(index(p))];
+    end = std::max(end, after);  // a holder that never used it adds nothing to what earlier ones still do
     ++free_;
     int const r = index(p) / run_;
     if (++runs_[static_cast<std::size_t>(r)] == std::min(run_, size() - r * run_)) whole_.push_back(r);
