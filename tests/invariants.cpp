@@ -1,6 +1,4 @@
 /// Invariants that need tests of their own: I6 flat, I10 deterministic, I12 graph-safe. The others are checked by the random sequences.
-#include "oracle_rows.hpp"
-
 #include <ebb/ebb.hpp>
 #include <ebb/host/queue_space.hpp>
 #include <ebb/host/serial_space.hpp>
@@ -15,6 +13,8 @@
 #include <sstream>
 #include <string>
 #include <vector>
+
+#include "oracle_rows.hpp"
 
 namespace invariants_test {
 
@@ -85,8 +85,13 @@ std::pair<cost, cost> two_looks(std::int64_t tokens, int hot_rows, int spare, st
   auto const main = space.make_stream();
   int const pages = static_cast<int>(tokens / flat::page_tokens) + 1;
   int const needed = tail_pages(flat::page_tokens, 1, 1) + hot_frames(hot_rows, flat::page_tokens);
-  residency<flat, counting_space> kv{
-      space, {.frames = needed + spare, .host_pages = pages + 1, .requests = 1, .max_batch = 1, .max_tokens = 1 << 18, .hot_rows = hot_rows}};
+  residency<flat, counting_space> kv{space,
+                                     {.frames = needed + spare,
+                                      .host_pages = pages + 1,
+                                      .requests = 1,
+                                      .max_batch = 1,
+                                      .max_tokens = 1 << 18,
+                                      .hot_rows = hot_rows}};
   request_id const id = or_throw(kv.admit(tokens + flat::page_tokens));
   std::vector<std::byte> rows(static_cast<std::size_t>(tokens) * 16);
   kv.reserve_import(id, tokens);
@@ -109,7 +114,12 @@ std::pair<cost, cost> two_looks(std::int64_t tokens, int hot_rows, int spare, st
     kv.resolve(main, s, group_id{0}, selection.data(), {out.data()});
     counters const after = kv.counts();
     auto const mapped = after.tail_hits + after.lent_hits - before.tail_hits - before.lent_hits;
-    c = {static_cast<long long>(mapped), flat::top_k - static_cast<long long>(mapped), counting_team::sets, counting_team::words, counting_team::swaps, counting_team::copies};
+    c = {static_cast<long long>(mapped),
+         flat::top_k - static_cast<long long>(mapped),
+         counting_team::sets,
+         counting_team::words,
+         counting_team::swaps,
+         counting_team::copies};
     kv.end_step(main, s, std::vector{0});
   }
   return {costs[0], costs[1]};
@@ -173,7 +183,17 @@ struct ranked_whole : ranked {
 template <policy P>
 class rank {
  public:
-  explicit rank(std::uint64_t speed) : space_{host::deferred{speed}}, main_{space_.make_stream()}, kv_{space_, {.frames = 34, .host_pages = 120, .requests = 6, .max_batch = 4, .max_tokens = 1 << 12, .hot_rows = 16, .steps_in_flight = 2}} {}
+  explicit rank(std::uint64_t speed)
+      : space_{host::deferred{speed}},
+        main_{space_.make_stream()},
+        kv_{space_,
+            {.frames = 34,
+             .host_pages = 120,
+             .requests = 6,
+             .max_batch = 4,
+             .max_tokens = 1 << 12,
+             .hot_rows = 16,
+             .steps_in_flight = 2}} {}
 
   /// A call that the seed decides; what it answered, in words. `progress` is what all ranks have agreed on.
   std::string call(std::uint64_t seed, ticket progress, generator& pace) {
@@ -187,12 +207,35 @@ class rank {
         if (id) live_.push_back({*id});
         break;
       }
-      case 1: if (auto* r = pick(g, [](auto const&) { return true; })) { kv_.finish(r->id); out << "finish " << r->id.slot; live_.erase(live_.begin() + (r - live_.data())); } break;
-      case 2: if (auto* r = pick(g, [&](auto const& s) { return !s.preempted && kv_.ready(s.id); })) { kv_.preempt(r->id); r->preempted = true; } break;
-      case 3: if (auto* r = pick(g, [](auto const& s) { return s.preempted; })) { auto const ok = kv_.resume(r->id); r->preempted = !ok.has_value(); out << "resume " << ok.has_value(); } break;
-      case 4: if (auto* r = pick(g, [](auto const&) { return true; })) kv_.truncate(r->id, g.below(static_cast<int>(kv_.tokens(r->id)) + 1)); break;
-      case 5: case 6: {
-        auto* r = pick(g, [&](auto const& s) { return !s.preempted && kv_.ready(s.id) && kv_.tokens(s.id) < kv_.allocator().book().at(s.id.slot).tokens_max; });
+      case 1:
+        if (auto* r = pick(g, [](auto const&) { return true; })) {
+          kv_.finish(r->id);
+          out << "finish " << r->id.slot;
+          live_.erase(live_.begin() + (r - live_.data()));
+        }
+        break;
+      case 2:
+        if (auto* r = pick(g, [&](auto const& s) { return !s.preempted && kv_.ready(s.id); })) {
+          kv_.preempt(r->id);
+          r->preempted = true;
+        }
+        break;
+      case 3:
+        if (auto* r = pick(g, [](auto const& s) { return s.preempted; })) {
+          auto const ok = kv_.resume(r->id);
+          r->preempted = !ok.has_value();
+          out << "resume " << ok.has_value();
+        }
+        break;
+      case 4:
+        if (auto* r = pick(g, [](auto const&) { return true; }))
+          kv_.truncate(r->id, g.below(static_cast<int>(kv_.tokens(r->id)) + 1));
+        break;
+      case 5:
+      case 6: {
+        auto* r = pick(g, [&](auto const& s) {
+          return !s.preempted && kv_.ready(s.id) && kv_.tokens(s.id) < kv_.allocator().book().at(s.id.slot).tokens_max;
+        });
         if (r == nullptr) break;
         std::int64_t const now = kv_.tokens(r->id);
         std::int64_t const most = kv_.allocator().book().at(r->id.slot).tokens_max;
@@ -208,8 +251,18 @@ class rank {
         if (t) takes_.push_back(*t);
         break;
       }
-      case 8: if (!takes_.empty()) { auto const f = kv_.collect(takes_.front()); out << "collect " << f.has_value(); if (f) { takes_.erase(takes_.begin()); kv_.give(main_, *f); } } break;
-      default: step(g, progress, out);
+      case 8:
+        if (!takes_.empty()) {
+          auto const f = kv_.collect(takes_.front());
+          out << "collect " << f.has_value();
+          if (f) {
+            takes_.erase(takes_.begin());
+            kv_.give(main_, *f);
+          }
+        }
+        break;
+      default:
+        step(g, progress, out);
     }
     return out.str() + "\n" + books();
   }
@@ -231,19 +284,25 @@ class rank {
   void step(generator& g, ticket progress, std::ostringstream& out) {
     std::vector<request_id> batch;
     for (auto const& s : live_) {
-      if (batch.size() < 4 && !s.preempted && kv_.ready(s.id) && kv_.tokens(s.id) < kv_.allocator().book().at(s.id.slot).tokens_max) batch.push_back(s.id);
+      if (batch.size() < 4 && !s.preempted && kv_.ready(s.id) &&
+          kv_.tokens(s.id) < kv_.allocator().book().at(s.id.slot).tokens_max)
+        batch.push_back(s.id);
     }
     auto const now = kv_.begin_step(main_, {batch, 2, 4}, progress);
     kv_.addresses(main_, now);
     auto selection = std::make_shared<std::vector<std::int32_t>>(4 * 2 * P::top_k, -1);
     auto entries = std::make_shared<std::vector<std::int32_t>>(selection->size());
     for (std::size_t i = 0; i < batch.size(); ++i) {
-      for (std::size_t k = 0; k < 2 * P::top_k; ++k) (*selection)[i * 2 * P::top_k + k] = g.below(static_cast<int>(kv_.tokens(batch[i])) + 1);
+      for (std::size_t k = 0; k < 2 * P::top_k; ++k)
+        (*selection)[i * 2 * P::top_k + k] = g.below(static_cast<int>(kv_.tokens(batch[i])) + 1);
     }
-    for (int group = 0; group < 2; ++group) kv_.resolve(main_, now, static_cast<group_id>(group), selection->data(), {entries->data()});
+    for (int group = 0; group < 2; ++group)
+      kv_.resolve(main_, now, static_cast<group_id>(group), selection->data(), {entries->data()});
     space_.call(main_, [selection, entries] {});  // keeps them until here
     std::vector<int> accepted;
-    for (auto id : batch) accepted.push_back(g.below(1 + static_cast<int>(std::min<std::int64_t>(2, kv_.allocator().book().at(id.slot).tokens_max - kv_.tokens(id)))));
+    for (auto id : batch)
+      accepted.push_back(g.below(1 + static_cast<int>(std::min<std::int64_t>(
+                                         2, kv_.allocator().book().at(id.slot).tokens_max - kv_.tokens(id)))));
     kv_.end_step(main_, now, accepted);
     out << "step of " << batch.size();
   }
@@ -251,10 +310,13 @@ class rank {
     std::ostringstream out;
     ledger const& book = kv_.allocator().book();
     out << static_cast<long long>(book.done) << " of " << static_cast<long long>(book.last) << ":";
-    for (int f = 0; f < book.frames.size(); ++f) out << " " << static_cast<int>(book.frames[frame_id{f}].state) << "/" << book.frames[frame_id{f}].slot << "/" << book.frames[frame_id{f}].page;
+    for (int f = 0; f < book.frames.size(); ++f)
+      out << " " << static_cast<int>(book.frames[frame_id{f}].state) << "/" << book.frames[frame_id{f}].slot << "/"
+          << book.frames[frame_id{f}].page;
     for (request_record const& r : book.requests()) {
       out << "\n" << r.id.slot << "." << r.id.incarnation << " " << static_cast<int>(r.phase) << " " << r.tokens << ":";
-      for (page_record const& p : r.pages) out << " " << index(p.at.frame) << "+" << index(p.at.host) << "+" << p.mapped << p.backed;
+      for (page_record const& p : r.pages)
+        out << " " << index(p.at.frame) << "+" << index(p.at.host) << "+" << p.mapped << p.backed;
       for (frame_id f : r.hot) out << " h" << index(f);
       for (frame_id f : r.idle) out << " i" << index(f);
     }
@@ -269,7 +331,8 @@ class rank {
   std::vector<take_id> takes_;
 };
 
-TEST_CASE_TEMPLATE("I10: ranks that make the same calls decide the same, however their streams run", P, ranked, ranked_by_use, ranked_whole) {
+TEST_CASE_TEMPLATE("I10: ranks that make the same calls decide the same, however their streams run", P, ranked,
+                   ranked_by_use, ranked_whole) {
   for (std::uint64_t seed = 1; seed <= 12; ++seed) {
     rank<P> a{seed}, b{seed + 1'000};
     generator script{seed}, pace_a{seed * 3}, pace_b{seed * 5};
@@ -312,7 +375,16 @@ class engine {
   static constexpr int queries = P::max_queries;
 
  public:
-  explicit engine(bool captures) : captures_{captures}, main_{space_.make_stream()}, kv_{space_, {.frames = 26, .host_pages = 100, .requests = 6, .max_batch = batch, .max_tokens = 1 << 20, .hot_rows = 16}} {
+  explicit engine(bool captures)
+      : captures_{captures},
+        main_{space_.make_stream()},
+        kv_{space_,
+            {.frames = 26,
+             .host_pages = 100,
+             .requests = 6,
+             .max_batch = batch,
+             .max_tokens = 1 << 20,
+             .hot_rows = 16}} {
     for (auto& e : entries_) e.resize(batch * queries * P::top_k, -7);
     for (auto& l : lengths_) l.resize(batch * queries, -7);
     selection_.resize(batch * queries * P::top_k, -1);
@@ -340,12 +412,15 @@ class engine {
   }
 
   /// One step; all bytes that attention would read, in order.
-  std::vector<std::byte> step(std::vector<request_id> const& who, std::vector<int> const& accepted, std::uint64_t seed) {
+  std::vector<std::byte> step(std::vector<request_id> const& who, std::vector<int> const& accepted,
+                              std::uint64_t seed) {
     generator g{seed};
     auto const now = kv_.begin_step(main_, {who, queries, batch});
     std::fill(selection_.begin(), selection_.end(), -1);
     for (std::size_t i = 0; i < who.size(); ++i) {
-      for (int k = 0; k < queries * P::top_k; ++k) selection_[i * queries * P::top_k + static_cast<std::size_t>(k)] = g.below(static_cast<int>(kv_.tokens(who[i])) + 3) - 1;
+      for (int k = 0; k < queries * P::top_k; ++k)
+        selection_[i * queries * P::top_k + static_cast<std::size_t>(k)] =
+            g.below(static_cast<int>(kv_.tokens(who[i])) + 3) - 1;
     }
     for (auto& s : seeds_) s = g.next() | 1;
     bytes_.clear();
@@ -418,7 +493,8 @@ class engine {
   std::unique_ptr<host::graph> graph_;
 };
 
-TEST_CASE_TEMPLATE("I12: captured steps attend to the same bytes as eager ones, also after pages moved", P, captured, captured_packed) {
+TEST_CASE_TEMPLATE("I12: captured steps attend to the same bytes as eager ones, also after pages moved", P, captured,
+                   captured_packed) {
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     engine<P> eager{false}, graph{true};
     generator g{seed};

@@ -1,12 +1,12 @@
 #pragma once
 // Sequences of one policy after another: runs, counts, and what a failing one leaves behind.
 
-#include "sequences.hpp"
-#include "shrink.hpp"
-
 #include <cstdio>
 #include <cstdlib>
 #include <sstream>
+
+#include "sequences.hpp"
+#include "shrink.hpp"
 
 namespace ebb::testing {
 
@@ -52,10 +52,12 @@ bool run_sequence(char const* name, setting how, int operations, bool alone, uns
   };
   verdict const v = run(list);
   if (v.message.empty()) return true;
-  std::printf("%s, seed %llu%s, operation %d: %s\n", name, static_cast<unsigned long long>(how.seed), how.deferred ? " (deferred)" : "", v.at, v.message.c_str());
+  std::printf("%s, seed %llu%s, operation %d: %s\n", name, static_cast<unsigned long long>(how.seed),
+              how.deferred ? " (deferred)" : "", v.at, v.message.c_str());
   std::fflush(stdout);
   if (number_from("EBB_RANDOM_SHRINK", 1) == 0) return false;
-  std::vector<operation> shorter(list.begin(), list.begin() + std::min<std::ptrdiff_t>(static_cast<std::ptrdiff_t>(list.size()), v.at + 1));
+  std::vector<operation> shorter(
+      list.begin(), list.begin() + std::min<std::ptrdiff_t>(static_cast<std::ptrdiff_t>(list.size()), v.at + 1));
   if (run(shorter).message.empty()) shorter = list;
   // Another fault on the way is not followed: it has a sequence of its own.
   auto const kind = [](std::string const& message) { return message.substr(0, message.find_first_of(":0123456789")); };
@@ -63,7 +65,8 @@ bool run_sequence(char const* name, setting how, int operations, bool alone, uns
   std::printf("shortest failing list, %zu operations:\n", shorter.size());
   std::fflush(stdout);
   auto const last = isolated([&](report& r) { run_operations<P, S>(how, shorter, r, true); }, 120);
-  std::printf("  %4d %s\nagain: EBB_RANDOM_ONLY=%llu EBB_RANDOM_LIST='", last.at, last.message.c_str(), static_cast<unsigned long long>(how.seed));
+  std::printf("  %4d %s\nagain: EBB_RANDOM_ONLY=%llu EBB_RANDOM_LIST='", last.at, last.message.c_str(),
+              static_cast<unsigned long long>(how.seed));
   for (auto const& op : shorter) std::printf("%d:%u ", static_cast<int>(op.what), op.seed);
   std::printf("'\n");
   std::fflush(stdout);

@@ -1,11 +1,11 @@
 /// Random sequences of every call against the reference model, over several policies, on serial_space.
 /// EBB_RANDOM_OPS: operations in all; EBB_RANDOM_SEED: other sequences; EBB_RANDOM_ONLY: one sequence again, by the seed that was printed.
-#include "random_run.hpp"
-
 #include <ebb/ebb.hpp>
 #include <ebb/host/serial_space.hpp>
 
 #include <doctest/doctest.h>
+
+#include "random_run.hpp"
 
 namespace {
 
@@ -123,9 +123,10 @@ constexpr int policies = 9;
 
 }  // namespace
 
-#define EBB_RANDOM(P)                                                                                                         \
-  TEST_CASE("random sequences of " #P " do what the reference model says") {                                                  \
-    CHECK(ebb::testing::run_policy<P, ebb::serial_space>(#P, ebb::testing::number_from("EBB_RANDOM_OPS", 1'000'000) / policies)); \
+#define EBB_RANDOM(P)                                                            \
+  TEST_CASE("random sequences of " #P " do what the reference model says") {     \
+    CHECK(ebb::testing::run_policy<P, ebb::serial_space>(                        \
+        #P, ebb::testing::number_from("EBB_RANDOM_OPS", 1'000'000) / policies)); \
   }
 
 EBB_RANDOM(small)

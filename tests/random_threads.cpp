@@ -1,11 +1,11 @@
 /// Random sequences against the reference model on thread_space: lanes are threads, so that ThreadSanitizer sees them race.
 /// EBB_RANDOM_OPS: operations in all; EBB_RANDOM_SEED: other sequences.
-#include "random_run.hpp"
-
 #include <ebb/ebb.hpp>
 #include <ebb/host/thread_space.hpp>
 
 #include <doctest/doctest.h>
+
+#include "random_run.hpp"
 
 namespace {
 
@@ -36,9 +36,10 @@ struct shared_sources : small {
 
 }  // namespace
 
-#define EBB_RANDOM(P)                                                                                                                    \
-  TEST_CASE("random sequences of " #P " on threads do what the reference model says") {                                                  \
-    CHECK(ebb::testing::run_policy<P, ebb::thread_space<4>>(#P, std::min(20'000LL, ebb::testing::number_from("EBB_RANDOM_OPS", 20'000)) / 2, 1'000, false)); \
+#define EBB_RANDOM(P)                                                                                    \
+  TEST_CASE("random sequences of " #P " on threads do what the reference model says") {                  \
+    CHECK(ebb::testing::run_policy<P, ebb::thread_space<4>>(                                             \
+        #P, std::min(20'000LL, ebb::testing::number_from("EBB_RANDOM_OPS", 20'000)) / 2, 1'000, false)); \
   }
 
 EBB_RANDOM(small)

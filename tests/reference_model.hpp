@@ -2,8 +2,6 @@
 // The slow, obvious model of an instance with unlimited memory: who lives, what is committed, what every row must hold, and who may be
 // admitted. It never looks into the library for what is right.
 
-#include "oracle_rows.hpp"
-
 #include <ebb/error.hpp>
 #include <ebb/ids.hpp>
 
@@ -13,16 +11,18 @@
 #include <set>
 #include <vector>
 
+#include "oracle_rows.hpp"
+
 namespace ebb::testing {
 
 /// The shape that the model works with, in plain numbers.
 struct model_shape {
   int page_tokens = 0;
   int max_queries = 0;
-  bool caches = false;                      ///< the tiers have a row cache
-  std::vector<int> ratios{};                ///< of each source
-  std::vector<std::vector<int>> groups{};   ///< sources of each group, ascending
-  std::vector<int> set_of_group{};          ///< groups with the same sources have the same number
+  bool caches = false;                     ///< the tiers have a row cache
+  std::vector<int> ratios{};               ///< of each source
+  std::vector<std::vector<int>> groups{};  ///< sources of each group, ascending
+  std::vector<int> set_of_group{};         ///< groups with the same sources have the same number
   int sets = 0;
 
   int frames = 0, host_pages = 0, requests = 0, max_batch = 0, hot_rows = 0, staging_rows = 0, steps_in_flight = 1;
@@ -47,24 +47,24 @@ struct model_shape {
 };
 
 struct model_row {
-  std::uint64_t seed = 0;      ///< what it must hold once it counts
-  std::uint32_t version = 0;   ///< how often it was written
-  bool scratch = false;        ///< written by a step and never accepted since
+  std::uint64_t seed = 0;     ///< what it must hold once it counts
+  std::uint32_t version = 0;  ///< how often it was written
+  bool scratch = false;       ///< written by a step and never accepted since
 };
 
 struct model_request {
   request_id id{};
-  std::uint64_t name = 0;      ///< of the incarnation, never used twice
+  std::uint64_t name = 0;  ///< of the incarnation, never used twice
   std::int64_t tokens_max = 0;
-  std::int64_t tokens = 0;     ///< committed
-  std::int64_t reserved = 0;   ///< an import has room up to here
-  std::int64_t reserve = 0;    ///< frames that it is promised
+  std::int64_t tokens = 0;    ///< committed
+  std::int64_t reserved = 0;  ///< an import has room up to here
+  std::int64_t reserve = 0;   ///< frames that it is promised
   bool preempted = false;
-  bool pinned = false;         ///< require_whole
-  std::vector<std::vector<model_row>> rows{};   ///< of each source
+  bool pinned = false;                            ///< require_whole
+  std::vector<std::vector<model_row>> rows{};     ///< of each source
   std::vector<std::set<std::int32_t>> fetched{};  ///< of each set: rows that may be in the row cache
-  std::vector<char> arrived{};                  ///< of each source: imported since reserve_import
-  std::vector<std::set<int>> refused{};         ///< of each source: pages whose import was refused
+  std::vector<char> arrived{};                    ///< of each source: imported since reserve_import
+  std::vector<std::set<int>> refused{};           ///< of each source: pages whose import was refused
 
   bool importing() const { return reserved > tokens; }
   model_row& row(int source, std::int64_t p) {
@@ -72,7 +72,9 @@ struct model_request {
     if (static_cast<std::int64_t>(of.size()) <= p) of.resize(static_cast<std::size_t>(p) + 1);
     return of[static_cast<std::size_t>(p)];
   }
-  model_row const& row(int source, std::int64_t p) const { return rows[static_cast<std::size_t>(source)].at(static_cast<std::size_t>(p)); }
+  model_row const& row(int source, std::int64_t p) const {
+    return rows[static_cast<std::size_t>(source)].at(static_cast<std::size_t>(p));
+  }
   /// The row is written once more; what it holds from then on.
   std::uint64_t write(int source, std::int64_t p, bool scratch) {
     model_row& r = row(source, p);
@@ -89,8 +91,8 @@ class reference_model {
 
   model_shape const shape;
   std::vector<model_request> live{};
-  std::map<std::uint64_t, std::int64_t> holds{};   ///< tokens_max of each hold
-  std::int64_t taken = 0;                          ///< frames the engine has or waits for
+  std::map<std::uint64_t, std::int64_t> holds{};  ///< tokens_max of each hold
+  std::int64_t taken = 0;                         ///< frames the engine has or waits for
 
   model_request* find(request_id id) {
     auto const it = std::find_if(live.begin(), live.end(), [&](auto const& r) { return r.id == id; });
@@ -128,8 +130,10 @@ class reference_model {
     limit(pool::host_pages, n.hosts, shape.host_pages);
     if (!out.empty()) return out;
     auto const own = holds.find(hold);
-    std::int64_t const frames = shape.frames - promised_frames() - held_frames() + (own == holds.end() ? 0 : shape.required(own->second));
-    std::int64_t const hosts = shape.host_pages - promised_hosts() + (own == holds.end() ? 0 : shape.pages(own->second));
+    std::int64_t const frames =
+        shape.frames - promised_frames() - held_frames() + (own == holds.end() ? 0 : shape.required(own->second));
+    std::int64_t const hosts =
+        shape.host_pages - promised_hosts() + (own == holds.end() ? 0 : shape.pages(own->second));
     std::int64_t const slots = shape.requests - static_cast<std::int64_t>(live.size());
     auto const now = [&](pool p, std::int64_t wanted, std::int64_t free) {
       free = std::max<std::int64_t>(0, free);
@@ -175,7 +179,9 @@ class reference_model {
     forget_fetched(r);
   }
   /// Rows that `tokens` tokens complete.
-  std::int64_t rows_of(int source, std::int64_t tokens) const { return tokens / shape.ratios[static_cast<std::size_t>(source)]; }
+  std::int64_t rows_of(int source, std::int64_t tokens) const {
+    return tokens / shape.ratios[static_cast<std::size_t>(source)];
+  }
   void commit(model_request& r, std::int64_t tokens) const {
     for (int s = 0; s < static_cast<int>(shape.ratios.size()); ++s) {
       for (std::int64_t p = rows_of(s, r.tokens); p < rows_of(s, tokens); ++p) r.row(s, p).scratch = false;

@@ -1,66 +1,23 @@
 #pragma once
 // Random sequences of every call of an instance, each checked against the reference model.
 
-#include "invariants.hpp"
-
 #include <ebb/ebb.hpp>
-#include <ebb/host/queue.hpp>
-#include <ebb/residency.hpp>
 
 #include <functional>
-#include <sstream>
 #include <memory>
 #include <optional>
+#include <span>
+#include <sstream>
 #include <string>
 #include <vector>
 
+#include "invariants.hpp"
+#include "operations.hpp"
+#include "random_selection.hpp"
+#include "random_shape.hpp"
+#include "resolve_check.hpp"
+
 namespace ebb::testing {
-
-using host::generator;
-
-enum class call : std::uint8_t {
-  step, admit, finish, preempt, resume, truncate, reserve, import, publish, hold, take, collect, give, adopt, whole, refuse, wrong, advance, gate, quiesce, look, number
-};
-inline constexpr char const* call_names[] = {"step", "admit", "finish", "preempt", "resume", "truncate", "reserve", "import", "publish", "hold", "take",
-                                             "collect", "give", "adopt", "whole", "refuse", "wrong", "advance", "gate", "quiesce", "look"};
-
-/// One call of a sequence. Its arguments come from the seed and the state that it finds, so that others may be left out.
-struct operation {
-  call what;
-  std::uint32_t seed;
-};
-
-/// How an instance is made and used; the same seed makes the same.
-struct setting {
-  std::uint64_t seed = 0;
-  bool deferred = false;
-};
-
-/// How often each call is made, in a mood that the seed decides.
-inline std::vector<operation> random_operations(std::uint64_t seed, int n, bool deferred) {
-  generator g{seed ^ 0x5EED};
-  int weight[static_cast<int>(call::number)] = {100, 5, 2, 2, 3, 1, 8, 8, 8, 1, 1, 2, 2, 2, 1, 1, 2, deferred ? 20 : 0, deferred ? 2 : 0, 0, 1};
-  for (int i = 1; i < static_cast<int>(call::quiesce); ++i) {
-    int const mood = g.below(8);
-    weight[i] = mood == 0 ? weight[i] / 2 : mood == 1 ? weight[i] * 4 : weight[i];
-  }
-  if (g.below(3) != 0) weight[static_cast<int>(call::refuse)] = 0;
-  int all = 0;
-  for (int w : weight) all += w;
-  std::vector<operation> out;
-  for (int i = 0; i < n; ++i) {
-    int k = g.below(all * 300) ;
-    call what = call::quiesce;
-    if (k >= all) {
-      k %= all;
-      int c = 0;
-      while (k >= weight[c]) k -= weight[c++];
-      what = static_cast<call>(c);
-    }
-    out.push_back({what, static_cast<std::uint32_t>(g.next())});
-  }
-  return out;
-}
 
 /// One instance, its model, and the calls.
 template <policy P, class S>
@@ -68,16 +25,21 @@ class trial {
   using kv_type = residency<P, S>;
   using metadata = typename P::metadata;
   static constexpr int sources = static_cast<int>(P::ratios.size());
-  static constexpr int width = metadata::width(P::top_k);
 
  public:
-  explicit trial(setting how) : how_{how}, space_{how.deferred ? S{host::deferred{how.seed}} : S{}}, main_{space_.make_stream()}, side_{space_.make_stream()}, model_{shape_of(how.seed)} {
-    ebb::sizes s{.frames = model_.shape.frames, .host_pages = model_.shape.host_pages, .requests = model_.shape.requests, .max_batch = model_.shape.max_batch, .max_tokens = model_.shape.max_tokens};
-    s.hot_rows = model_.shape.hot_rows;
-    s.staging_rows = model_.shape.staging_rows;
-    s.steps_in_flight = model_.shape.steps_in_flight;
-    s.refill_bytes = refill_bytes_;
-    if (borrow_) lend_arenas(s);
+  explicit trial(setting how)
+      : how_{how},
+        random_{how.seed},
+        space_{how.deferred ? S{host::deferred{how.seed}} : S{}},
+        main_{space_.make_stream()},
+        side_{space_.make_stream()},
+        model_{random_.model} {
+    ebb::sizes s = random_.sizes();
+    std::int64_t bytes = 0;
+    (void)random_.arenas(nullptr, bytes);
+    engine_ = space_.device_memory(static_cast<std::size_t>(bytes));
+    auto const arenas = random_.arenas(engine_.get(), bytes);
+    if (random_.borrows) s.arenas = arenas;
     kv_ = std::make_unique<kv_type>(space_, s);
     audit_ = std::make_unique<auditor<P, kv_type>>(*kv_, model_);
     space_.refuse_copies([this](copy_kind kind, int slot, int page) {
@@ -102,28 +64,72 @@ class trial {
     chance_ = generator{op.seed ^ 0xC0FFEEull};
     note_.clear();
     switch (op.what) {
-      case call::step: step(g); break;
-      case call::admit: admit(g); break;
-      case call::finish: finish(g); break;
-      case call::preempt: preempt(g); break;
-      case call::resume: resume(g); break;
-      case call::truncate: truncate(g); break;
-      case call::reserve: reserve(g); break;
-      case call::import: import(g); break;
-      case call::publish: publish(g); break;
-      case call::hold: hold(g); break;
-      case call::take: take(g); break;
-      case call::collect: collect(g); break;
-      case call::give: give(g); break;
-      case call::adopt: adopt(g); break;
-      case call::whole: whole(g); break;
-      case call::refuse: refusal_ = g.below(2) == 0 ? 0 : 1 + g.below(g.below(3) == 0 ? 100 : 20); say("refuse ", refusal_, " %"); break;
-      case call::wrong: wrong(g); break;
-      case call::advance: advance(g); break;
-      case call::gate: gate(g); break;
-      case call::quiesce: quiesce(); break;
-      case call::look: look(); break;
-      default: break;
+      case call::step:
+        step(g);
+        break;
+      case call::admit:
+        admit(g);
+        break;
+      case call::finish:
+        finish(g);
+        break;
+      case call::preempt:
+        preempt(g);
+        break;
+      case call::resume:
+        resume(g);
+        break;
+      case call::truncate:
+        truncate(g);
+        break;
+      case call::reserve:
+        reserve(g);
+        break;
+      case call::import:
+        import(g);
+        break;
+      case call::publish:
+        publish(g);
+        break;
+      case call::hold:
+        hold(g);
+        break;
+      case call::take:
+        take(g);
+        break;
+      case call::collect:
+        collect(g);
+        break;
+      case call::give:
+        give(g);
+        break;
+      case call::adopt:
+        adopt(g);
+        break;
+      case call::whole:
+        whole(g);
+        break;
+      case call::refuse:
+        refusal_ = g.below(2) == 0 ? 0 : 1 + g.below(g.below(3) == 0 ? 100 : 20);
+        say("refuse ", refusal_, " %");
+        break;
+      case call::wrong:
+        wrong(g);
+        break;
+      case call::advance:
+        advance(g);
+        break;
+      case call::gate:
+        gate(g);
+        break;
+      case call::quiesce:
+        quiesce();
+        break;
+      case call::look:
+        look();
+        break;
+      default:
+        break;
     }
     if (how_.deferred) {
       for (int n = g.below(4) == 0 ? g.below(12) : 0; n > 0; --n) space_.advance();
@@ -131,24 +137,31 @@ class trial {
     audit(op.seed);
   }
   /// The end of a sequence: everything settles, everything is checked.
-  void finish_up() { quiesce(); audit(0); }
+  void finish_up() {
+    quiesce();
+    audit(0);
+  }
 
   /// The ledger in words.
   std::string books() const {
     static constexpr char const* states[] = {"free", "required", "lent", "taken", "filling", "revoking"};
     std::ostringstream out;
     ledger const& book = kv_->allocator().book();
-    out << "  tail " << model_.shape.tail_pages() << " hot " << model_.shape.hot_frames() << " done " << static_cast<long long>(book.done) << " last " << static_cast<long long>(book.last)
-        << " wanted " << kv_->allocator().outstanding() << "\n  frames:";
+    out << "  tail " << model_.shape.tail_pages() << " hot " << model_.shape.hot_frames() << " done "
+        << static_cast<long long>(book.done) << " last " << static_cast<long long>(book.last) << " wanted "
+        << kv_->allocator().outstanding() << "\n  frames:";
     for (int i = 0; i < book.frames.size(); ++i) {
       frame_record const& f = book.frames[frame_id{i}];
       out << " " << i << ":" << states[static_cast<int>(f.state)] << "/" << f.slot << "/" << f.page;
     }
     for (request_record const& r : book.requests()) {
       if (r.phase == phase::vacant) continue;
-      out << "\n  slot " << r.id.slot << " phase " << static_cast<int>(r.phase) << (r.pinned ? " pinned" : "") << " tokens " << r.tokens << "/" << r.reserved << "/" << r.tokens_max << " reserve " << r.reserve << " hot "
+      out << "\n  slot " << r.id.slot << " phase " << static_cast<int>(r.phase) << (r.pinned ? " pinned" : "")
+          << " tokens " << r.tokens << "/" << r.reserved << "/" << r.tokens_max << " reserve " << r.reserve << " hot "
           << r.hot.size() << " idle " << r.idle.size() << " pages:";
-      for (auto const& p : r.pages) out << " " << (p.mapped ? "" : "(") << index(p.at.frame) << (p.mapped ? "" : ")") << "+" << p.backed << "/" << p.backing;
+      for (auto const& p : r.pages)
+        out << " " << (p.mapped ? "" : "(") << index(p.at.frame) << (p.mapped ? "" : ")") << "+" << p.backed << "/"
+            << p.backing;
     }
     out << "\n  marked:";
     for (auto [slot, page] : book.marked) out << " " << slot << "/" << page;
@@ -159,96 +172,21 @@ class trial {
   std::vector<std::pair<char const*, std::uint64_t>> totals() const {
     counters const c = kv_->counts();
     move_counts const& p = c.pages;
-    return {{"rows checked", rows_checked_}, {"steps", c.steps}, {"resolves of somebody", resolves_}, {"tail hits", c.tail_hits}, {"lent hits", c.lent_hits}, {"hot hits", c.hot_hits}, {"fetched", c.fetched_rows},
-            {"staged", c.staged_rows}, {"rejected", c.rejected}, {"admitted", p.admitted}, {"refused", p.refused}, {"waited", p.waited}, {"finished", p.finished}, {"preempted", p.preempted}, {"resumed", p.resumed},
-            {"truncated", p.truncated}, {"lent", p.lent}, {"revoked", p.revoked}, {"refilled", p.refilled}, {"restored", p.restored}, {"backed up", p.backed_up}, {"imported", p.imported}, {"adopted", p.adopted},
-            {"copies refused", p.copy_failures}, {"forced waits", p.forced_waits}};
+    return {{"rows checked", rows_checked_}, {"steps", c.steps},         {"resolves of somebody", resolves_},
+            {"tail hits", c.tail_hits},      {"lent hits", c.lent_hits}, {"hot hits", c.hot_hits},
+            {"fetched", c.fetched_rows},     {"staged", c.staged_rows},  {"rejected", c.rejected},
+            {"admitted", p.admitted},        {"refused", p.refused},     {"waited", p.waited},
+            {"finished", p.finished},        {"preempted", p.preempted}, {"resumed", p.resumed},
+            {"truncated", p.truncated},      {"lent", p.lent},           {"revoked", p.revoked},
+            {"refilled", p.refilled},        {"restored", p.restored},   {"backed up", p.backed_up},
+            {"imported", p.imported},        {"adopted", p.adopted},     {"copies refused", p.copy_failures},
+            {"forced waits", p.forced_waits}};
   }
 
  private:
   template <class... Words>
   void say(Words const&... words) {
     note_ += sentence({words...});
-  }
-
-  // ---- sizes -----------------------------------------------------------------------------------------------------------------------
-
-  model_shape shape_of(std::uint64_t seed) {
-    generator g{seed * 3 + 1};
-    model_shape m;
-    m.page_tokens = P::page_tokens;
-    m.max_queries = P::max_queries;
-    m.caches = P::tiers::caches;
-    m.ratios.assign(P::ratios.begin(), P::ratios.end());
-    for (auto const& l : P::layers) {
-      if (static_cast<int>(m.groups.size()) <= l.group) m.groups.resize(static_cast<std::size_t>(l.group) + 1);
-      auto& of = m.groups[static_cast<std::size_t>(l.group)];
-      if (std::find(of.begin(), of.end(), l.source) == of.end()) of.insert(std::lower_bound(of.begin(), of.end(), l.source), l.source);
-    }
-    for (std::size_t i = 0; i < m.groups.size(); ++i) {
-      auto const same = std::find(m.groups.begin(), m.groups.begin() + static_cast<std::ptrdiff_t>(i), m.groups[i]);
-      bool const known = same != m.groups.begin() + static_cast<std::ptrdiff_t>(i);
-      m.set_of_group.push_back(known ? m.set_of_group[static_cast<std::size_t>(same - m.groups.begin())] : m.sets++);
-    }
-    m.steps_in_flight = 1 + g.below(3);
-    m.requests = 2 + g.below(7);
-    m.max_batch = 1 + g.below(m.requests);
-    if (m.caches) {
-      // As small as the selection allows, or up to three times that.
-      int const wanted = 1 + g.below(3);
-      for (int frames = 1;; ++frames) {
-        int least = 1 << 30;
-        for (int r : m.ratios) {
-          int const rows = frames * (P::page_tokens / r);
-          least = std::min(least, rows < 16 ? rows : rows / 16 * 16);
-        }
-        if (least < P::top_k) continue;
-        if (!P::tiers::stages && least < P::max_queries * P::top_k) continue;
-        m.hot_rows = (frames * wanted - 1) * P::page_tokens + 1 + g.below(P::page_tokens);
-        for (int r : m.ratios) {
-          int const rows = frames * wanted * (P::page_tokens / r);
-          least = std::min(g.below(1) + least, rows < 16 ? rows : rows / 16 * 16);
-        }
-        least = 1 << 30;
-        for (int r : m.ratios) {
-          int const rows = frames * wanted * (P::page_tokens / r);
-          least = std::min(least, rows < 16 ? rows : rows / 16 * 16);
-        }
-        m.staging_rows = P::tiers::stages ? std::max(0, P::max_queries * P::top_k - least) + (g.below(3) == 0 ? g.below(20) : 0) : 0;
-        break;
-      }
-    }
-    int const long_enough = m.tail_pages() + m.hot_frames();
-    m.frames = std::max(8, long_enough) + g.below(g.below(2) == 0 ? 33 : 10);
-    longest_ = long_enough + 2 + g.below(20);
-    m.host_pages = m.requests * longest_ / 3 + 1 + g.below(m.requests * longest_ / 2);
-    m.max_tokens = P::largest_tokens >> (g.below(3) == 0 ? g.below(6) : 0);
-    m.max_tokens = std::max<std::int64_t>(m.max_tokens, std::int64_t{longest_} * P::page_tokens);
-    refill_bytes_ = g.below(4) == 0 ? 0 : static_cast<long long>(g.below(5)) * 40'000 / (1 + g.below(20));
-    borrow_ = P::borrows == 2 || (P::borrows == 1 && g.below(2) == 0);
-    borrow_gap_ = g.below(2);
-    return m;
-  }
-  /// Arenas in the engine's memory: every source by itself with a gap between frames, or all in one allocation.
-  void lend_arenas(ebb::sizes& s) {
-    model_shape const& m = model_.shape;
-    auto const layout = [](int of) { return geometry_of<P>::layout(of); };
-    std::int64_t all = 0;
-    for (int k = 0; k < sources; ++k) all += layout(k).stride;
-    std::int64_t bytes = 0;
-    std::int64_t offset = 0;
-    std::vector<std::int64_t> at;
-    for (int k = 0; k < sources; ++k) {
-      std::int64_t const frames = m.frames + (metadata::packed ? 1 : 0) + std::int64_t{m.max_batch} * m.staging_slots() / m.rows_per_page(k);
-      std::int64_t const stride = P::borrows == 2 ? all : layout(k).stride + borrow_gap_ * 64;
-      at.push_back(P::borrows == 2 ? offset : bytes);
-      offset += layout(k).stride;
-      bytes = P::borrows == 2 ? std::max(bytes, frames * all) : bytes + (frames * stride + 63) / 64 * 64;
-      views_given_.push_back({nullptr, stride});
-    }
-    engine_ = space_.device_memory(static_cast<std::size_t>(bytes));
-    for (int k = 0; k < sources; ++k) views_given_[static_cast<std::size_t>(k)].base = engine_.get() + at[static_cast<std::size_t>(k)];
-    s.arenas = views_given_;
   }
 
   // ---- choosing --------------------------------------------------------------------------------------------------------------------
@@ -261,7 +199,9 @@ class trial {
     }
     return out.empty() ? nullptr : out[static_cast<std::size_t>(g.below(static_cast<int>(out.size())))];
   }
-  bool in_batch(model_request const& r) const { return open_.number != 0 && std::find(batch_.begin(), batch_.end(), r.id) != batch_.end(); }
+  bool in_batch(model_request const& r) const {
+    return open_.number != 0 && std::find(batch_.begin(), batch_.end(), r.id) != batch_.end();
+  }
   bool queued(model_request const& r) const {
     return std::any_of(later_.begin(), later_.end(), [&](auto const& l) { return l.id == r.id; });
   }
@@ -303,16 +243,28 @@ class trial {
 
   std::int64_t random_length(generator& g) {
     switch (g.below(20)) {
-      case 0: return model_.shape.max_tokens + 1 + g.below(100);
-      case 1: return std::min<std::int64_t>(model_.shape.max_tokens, std::int64_t{model_.shape.host_pages} * P::page_tokens + 1);
-      case 2: case 3: case 4: case 5: return 1 + g.below((model_.shape.tail_pages() + model_.shape.hot_frames()) * P::page_tokens);
-      case 6: case 7: case 8: return 1 + g.below(longest_ * P::page_tokens);
-      default: return longest_ * P::page_tokens - g.below(longest_ * P::page_tokens / 3);
+      case 0:
+        return model_.shape.max_tokens + 1 + g.below(100);
+      case 1:
+        return std::min<std::int64_t>(model_.shape.max_tokens,
+                                      std::int64_t{model_.shape.host_pages} * P::page_tokens + 1);
+      case 2:
+      case 3:
+      case 4:
+      case 5:
+        return 1 + g.below((model_.shape.tail_pages() + model_.shape.hot_frames()) * P::page_tokens);
+      case 6:
+      case 7:
+      case 8:
+        return 1 + g.below(random_.longest * P::page_tokens);
+      default:
+        return random_.longest * P::page_tokens - g.below(random_.longest * P::page_tokens / 3);
     }
   }
   void admit(generator& g) {
     std::int64_t const most = random_length(g);
-    std::int64_t const first = g.below(2) == 0 ? 0 : g.below(static_cast<int>(std::min<std::int64_t>(most, 1 << 20)) + 1);
+    std::int64_t const first =
+        g.below(2) == 0 ? 0 : g.below(static_cast<int>(std::min<std::int64_t>(most, 1 << 20)) + 1);
     std::uint64_t hold = 0;
     if (!model_.holds.empty() && g.below(2) == 0) hold = model_.holds.rbegin()->first;
     say("admit ", most, " first ", first, " hold ", hold);
@@ -325,7 +277,8 @@ class trial {
     if (model_.find(*got) != nullptr) fail("admit: handle ", got->slot, ".", got->incarnation, " is in use");
     model_.holds.erase(hold);
     model_.admit(*got, most);
-    if (before.frames_wanted == 0 && before.frames_free >= std::min(model_.shape.required(most), model_.shape.pages(first)) && !kv_->ready(*got)) {
+    if (before.frames_wanted == 0 &&
+        before.frames_free >= std::min(model_.shape.required(most), model_.shape.pages(first)) && !kv_->ready(*got)) {
       fail("admit: pending with ", before.frames_free, " frames free");
     }
   }
@@ -339,7 +292,9 @@ class trial {
     later({'f', id, 0});
   }
   void preempt(generator& g) {
-    auto* r = pick(g, [&](auto const& m) { return !queued(m, 'f') && !queued(m, 'p') && !m.preempted && !m.importing() && ready(m); });
+    auto* r = pick(g, [&](auto const& m) {
+      return !queued(m, 'f') && !queued(m, 'p') && !m.preempted && !m.importing() && ready(m);
+    });
     if (r == nullptr) return;
     say("preempt ", r->id.slot);
     request_id const id = r->id;
@@ -353,12 +308,20 @@ class trial {
     for (auto const& l : later_) most = l.id == r->id && l.what == 't' ? l.tokens : most;
     std::int64_t n = 0;
     switch (g.below(4)) {
-      case 0: n = g.below(static_cast<int>(most) + 1) / P::page_tokens * P::page_tokens; break;
-      case 1: n = std::max<std::int64_t>(0, most - g.below(2 * P::page_tokens)); break;
-      case 2: n = g.below(4) == 0 ? 0 : most; break;
-      default: n = g.below(static_cast<int>(most) + 1);
+      case 0:
+        n = g.below(static_cast<int>(most) + 1) / P::page_tokens * P::page_tokens;
+        break;
+      case 1:
+        n = std::max<std::int64_t>(0, most - g.below(2 * P::page_tokens));
+        break;
+      case 2:
+        n = g.below(4) == 0 ? 0 : most;
+        break;
+      default:
+        n = g.below(static_cast<int>(most) + 1);
     }
-    if (most < r->tokens) must_refuse("truncate to more than a waiting one keeps", [&] { kv_->truncate(r->id, most + 1); });
+    if (most < r->tokens)
+      must_refuse("truncate to more than a waiting one keeps", [&] { kv_->truncate(r->id, most + 1); });
     say("truncate ", r->id.slot, " from ", r->tokens, " to ", n);
     request_id const id = r->id;
     kv_->truncate(id, n);
@@ -457,19 +420,21 @@ class trial {
   }
   /// The engine writes all over a frame of its own.
   void scribble(frame_id f) {
-    for (source_view const& v : audit_->views()) std::memset(v.base + index(f) * v.layout.stride, 0x77, static_cast<std::size_t>(v.host_layout.payload()));
+    for (source_view const& v : audit_->views())
+      std::memset(v.base + index(f) * v.layout.stride, 0x77, static_cast<std::size_t>(v.host_layout.payload()));
   }
   void adopt(generator& g) {
     if (engine_frames_.empty()) return;
     auto* r = pick(g, [&](auto const& m) {
-      return idle(m) && !m.preempted && !m.importing() && ready(m) && m.tokens % P::page_tokens == 0 && m.tokens < m.tokens_max &&
-             static_cast<std::int64_t>(record(m).pages.size()) == m.tokens / P::page_tokens;
+      return idle(m) && !m.preempted && !m.importing() && ready(m) && m.tokens % P::page_tokens == 0 &&
+             m.tokens < m.tokens_max && static_cast<std::int64_t>(record(m).pages.size()) == m.tokens / P::page_tokens;
     });
     if (r == nullptr) return;
     std::int64_t const room = model_.shape.pages(r->tokens_max) - model_.shape.pages(r->tokens);
     auto const frames = some_frames(g, static_cast<int>(std::min<std::int64_t>(room, 1 + g.below(4))));
     auto const n = static_cast<std::int64_t>(frames.size());
-    std::int64_t const tokens = std::min(r->tokens_max, r->tokens + n * P::page_tokens - (g.below(2) == 0 ? g.below(P::page_tokens) : 0));
+    std::int64_t const tokens =
+        std::min(r->tokens_max, r->tokens + n * P::page_tokens - (g.below(2) == 0 ? g.below(P::page_tokens) : 0));
     say("adopt ", r->id.slot, ": ", n, " frames to ", tokens);
     struct write {
       int source;
@@ -510,12 +475,14 @@ class trial {
     std::int64_t const most = least + model_.shape.hot_frames();
     say("require_whole ", r->id.slot);
     auto const got = kv_->require_whole(r->id);
-    if (model_.lacking({std::max<std::int64_t>(0, most), 0, 0, 0}).empty() && !got) fail("require_whole was refused: ", got.error().message());
+    if (model_.lacking({std::max<std::int64_t>(0, most), 0, 0, 0}).empty() && !got)
+      fail("require_whole was refused: ", got.error().message());
     if (!model_.lacking({std::max<std::int64_t>(0, least), 0, 0, 0}).empty() && got) fail("require_whole was accepted");
     if (!got) return;
     r->pinned = true;
     std::int64_t const now = record(*r).reserve;
-    if (now < std::max(r->reserve, r->reserve + least) || now > std::max(r->reserve, r->reserve + most)) fail("require_whole: ", now, " frames are promised");
+    if (now < std::max(r->reserve, r->reserve + least) || now > std::max(r->reserve, r->reserve + most))
+      fail("require_whole: ", now, " frames are promised");
     r->reserve = now;
   }
   request_record const& record(model_request const& m) const { return kv_->allocator().book().at(m.id.slot); }
@@ -523,11 +490,15 @@ class trial {
   // ---- history that comes in -------------------------------------------------------------------------------------------------------
 
   void reserve(generator& g) {
-    auto* r = pick(g, [&](auto const& m) { return idle(m) && !m.preempted && !m.importing() && ready(m) && m.tokens < m.tokens_max; });
+    auto* r = pick(g, [&](auto const& m) {
+      return idle(m) && !m.preempted && !m.importing() && ready(m) && m.tokens < m.tokens_max;
+    });
     if (r == nullptr) return;
     std::int64_t const room = r->tokens_max - r->tokens;
-    std::int64_t n = 1 + g.below(static_cast<int>(g.below(2) == 0 ? room : std::min<std::int64_t>(room, 3 * P::page_tokens)));
-    if (g.below(3) == 0) n = std::min(room, std::max<std::int64_t>(1, (r->tokens + n) / P::page_tokens * P::page_tokens - r->tokens));
+    std::int64_t n =
+        1 + g.below(static_cast<int>(g.below(2) == 0 ? room : std::min<std::int64_t>(room, 3 * P::page_tokens)));
+    if (g.below(3) == 0)
+      n = std::min(room, std::max<std::int64_t>(1, (r->tokens + n) / P::page_tokens * P::page_tokens - r->tokens));
     say("reserve ", r->id.slot, ": ", r->tokens, " to ", r->tokens + n);
     r->reserved = r->tokens + n;
     r->arrived.assign(sources, 0);
@@ -591,7 +562,8 @@ class trial {
         }
       }
     }
-    if (next < model_.shape.pages(r.reserved)) fail("import_pages: ", next, " pages of ", model_.shape.pages(r.reserved));
+    if (next < model_.shape.pages(r.reserved))
+      fail("import_pages: ", next, " pages of ", model_.shape.pages(r.reserved));
     r.arrived[static_cast<std::size_t>(s)] = 1;
   }
   void publish(generator& g) {
@@ -600,7 +572,8 @@ class trial {
     for (int s = 0; s < sources; ++s) {
       if (r->arrived[static_cast<std::size_t>(s)] == 0) import_source(g, *r, s);
     }
-    std::int64_t const n = g.below(3) != 0 ? r->reserved : r->tokens + 1 + g.below(static_cast<int>(r->reserved - r->tokens));
+    std::int64_t const n =
+        g.below(3) != 0 ? r->reserved : r->tokens + 1 + g.below(static_cast<int>(r->reserved - r->tokens));
     bool lacks = false;
     for (auto const& f : r->refused) lacks |= !f.empty();
     say("publish ", r->id.slot, " ", n, lacks ? " lacking" : "");
@@ -620,7 +593,8 @@ class trial {
 
   void step(generator& g) {
     if (open_.number == 0) {
-      bool const anybody = std::any_of(model_.live.begin(), model_.live.end(), [&](auto const& r) { return can_step(r); });
+      bool const anybody =
+          std::any_of(model_.live.begin(), model_.live.end(), [&](auto const& r) { return can_step(r); });
       if (!anybody && g.below(4) != 0) return move_on(g);
       return begin(g);
     }
@@ -652,7 +626,9 @@ class trial {
     }
     admit(g);
   }
-  bool can_step(model_request const& r) const { return !r.preempted && !r.importing() && ready(r) && r.tokens < r.tokens_max; }
+  bool can_step(model_request const& r) const {
+    return !r.preempted && !r.importing() && ready(r) && r.tokens < r.tokens_max;
+  }
   void begin(generator& g) {
     std::vector<model_request*> able;
     for (auto& r : model_.live) {
@@ -676,7 +652,8 @@ class trial {
     } else if (k == 2 && g.below(3) == 0 && !tickets_.empty() && !gated()) {
       progress = tickets_[static_cast<std::size_t>(g.below(static_cast<int>(tickets_.size())))];
     }
-    say("begin queries ", queries, " padded ", padded, " progress ", progress ? static_cast<long long>(*progress) : -1LL, " batch");
+    say("begin queries ", queries, " padded ", padded, " progress ",
+        progress ? static_cast<long long>(*progress) : -1LL, " batch");
     for (auto id : batch_) say(" ", id.slot, "@", model_.find(id)->tokens);
     open_gates();
     long long const refused = refused_;
@@ -690,7 +667,8 @@ class trial {
       say(" refused: ", e.what());
       return;
     }
-    if (open_.requests != n || open_.queries != queries || open_.padded != (padded == 0 ? n : padded)) fail("begin_step: the step does not say what the batch said");
+    if (open_.requests != n || open_.queries != queries || open_.padded != (padded == 0 ? n : padded))
+      fail("begin_step: the step does not say what the batch said");
     queries_ = queries;
     padded_ = padded == 0 ? n : padded;
     written_ = false;
@@ -699,8 +677,10 @@ class trial {
     for (auto id : batch_) {
       model_request const& m = *model_.find(id);
       request_record const& r = book.at(id.slot);
-      for (std::int64_t p = m.tokens / P::page_tokens; p < model_.shape.pages(std::min<std::int64_t>(m.tokens + queries, m.tokens_max)); ++p) {
-        if (p >= static_cast<std::int64_t>(r.pages.size()) || !r.pages[static_cast<std::size_t>(p)].mapped) fail("I11: page ", p, " of slot ", id.slot, " cannot be written");
+      for (std::int64_t p = m.tokens / P::page_tokens;
+           p < model_.shape.pages(std::min<std::int64_t>(m.tokens + queries, m.tokens_max)); ++p) {
+        if (p >= static_cast<std::int64_t>(r.pages.size()) || !r.pages[static_cast<std::size_t>(p)].mapped)
+          fail("I11: page ", p, " of slot ", id.slot, " cannot be written");
       }
       if (m.pinned && !kv_->whole(id)) fail("require_whole: slot ", id.slot, " is in a step and not whole");
     }
@@ -709,19 +689,11 @@ class trial {
     }
   }
 
-  /// One request of the open step, as the work that is enqueued now will see it.
-  struct member {
-    int slot;
-    std::vector<std::int32_t> frames;   ///< of each page, −1: not in the map
-    std::vector<std::int32_t> hot;
-    std::int64_t tokens;
-    std::int64_t tokens_max;
-  };
   std::vector<member> members() const {
     std::vector<member> out;
     for (auto id : batch_) {
       request_record const& r = kv_->allocator().book().at(id.slot);
-      member m{id.slot, {}, {}, r.tokens, r.tokens_max};
+      member m{id.slot, {}, {}};
       for (auto const& p : r.pages) m.frames.push_back(p.mapped ? index(p.at.frame) : -1);
       for (frame_id f : r.hot) m.hot.push_back(index(f));
       out.push_back(std::move(m));
@@ -754,7 +726,9 @@ class trial {
           int const r = model_.shape.ratios[static_cast<std::size_t>(s)];
           if ((token + 1) % r != 0) continue;
           int const rows = model_.shape.rows_per_page(s);
-          want->writes[static_cast<std::size_t>(s)][at] = now_[i].frames[static_cast<std::size_t>(token / P::page_tokens)] * rows + static_cast<std::int32_t>(token / r % rows);
+          want->writes[static_cast<std::size_t>(s)][at] =
+              now_[i].frames[static_cast<std::size_t>(token / P::page_tokens)] * rows +
+              static_cast<std::int32_t>(token / r % rows);
           want->seeds[static_cast<std::size_t>(s)][at] = m.write(s, token / r, true);
         }
       }
@@ -762,13 +736,16 @@ class trial {
     bounds_ = want->bounds;
     call_on_main([this, want] {
       for (std::size_t i = 0; i < want->bounds.size(); ++i) {
-        if (kv_->bounds()[i] != want->bounds[i]) fail("addresses: bound ", i, " is ", kv_->bounds()[i], ", not ", want->bounds[i]);
+        if (kv_->bounds()[i] != want->bounds[i])
+          fail("addresses: bound ", i, " is ", kv_->bounds()[i], ", not ", want->bounds[i]);
       }
       for (int s = 0; s < sources; ++s) {
         auto const* writes = kv_->write_addresses(static_cast<source_id>(s));
         source_view const& v = audit_->views()[static_cast<std::size_t>(s)];
         for (std::size_t i = 0; i < want->bounds.size(); ++i) {
-          if (writes[i] != want->writes[static_cast<std::size_t>(s)][i]) fail("addresses: query ", i, " of source ", s, " is written at ", writes[i], ", not ", want->writes[static_cast<std::size_t>(s)][i]);
+          if (writes[i] != want->writes[static_cast<std::size_t>(s)][i])
+            fail("addresses: query ", i, " of source ", s, " is written at ", writes[i], ", not ",
+                 want->writes[static_cast<std::size_t>(s)][i]);
           if (writes[i] >= 0) write_row(v.base, v.layout, writes[i], want->seeds[static_cast<std::size_t>(s)][i]);
         }
       }
@@ -791,70 +768,6 @@ class trial {
     space_.wait(main_, space_.record(side_));
   }
 
-  std::int32_t random_position(generator& g, std::int64_t rows, int mode) {
-    auto const n = static_cast<int>(std::max<std::int64_t>(1, rows));
-    switch (mode) {
-      case 0: return g.below(n);
-      case 1: return std::max(0, n - 1 - g.below(1 + n / 3));
-      case 2: return g.below(2) == 0 ? -1 : g.below(n);
-      case 3: return g.below(1 + n / 6);
-      case 4: {
-        static constexpr std::int32_t odd[] = {-2, -1, std::numeric_limits<std::int32_t>::min(), std::numeric_limits<std::int32_t>::max(), 1 << 20, -77};
-        int const k = g.below(10);
-        return k < 6 ? odd[k] : k == 6 ? n : k == 7 ? n + g.below(40) : n - 1;
-      }
-      default: return g.below(n);
-    }
-  }
-  /// Positions of one row of a selection; `rows`: how many are selectable.
-  void fill_selection(generator& g, std::int32_t* to, std::int64_t rows, int mode) {
-    if (mode == 5 && rows > 0) {  // all of one pair of sets, as far as they go
-      int const sets = std::max(1, model_.shape.hot_frames() * P::page_tokens / 16);
-      int const wanted = g.below(sets);
-      std::int32_t p = static_cast<std::int32_t>(g.below(static_cast<int>(rows)));
-      for (int i = 0; i < P::top_k; ++i) {
-        for (std::int64_t k = 0; k < rows; ++k) {
-          p = static_cast<std::int32_t>((p + 1) % rows);
-          if (onto(mix(static_cast<std::uint32_t>(p), 0x5bd1e995u), sets) == wanted) break;
-        }
-        to[i] = p;
-      }
-      return;
-    }
-    if (mode == 6 && rows > 0) {  // distinct ones
-      auto p = static_cast<std::int32_t>(g.below(static_cast<int>(rows)));
-      int const by = 1 + g.below(7);
-      for (int i = 0; i < P::top_k; ++i) to[i] = i < rows ? static_cast<std::int32_t>((p + std::int64_t{i} * by) % rows) : -1;
-      return;
-    }
-    for (int i = 0; i < P::top_k; ++i) to[i] = random_position(g, rows, mode);
-  }
-
-  /// What a resolve must give, and what it may fetch.
-  struct resolve_check {
-    std::vector<std::int32_t> selection;
-    std::vector<typename metadata::entry> entries;
-    std::vector<std::int32_t> lengths;
-    std::vector<std::int32_t> valid;                       ///< per entry of the selection: 1 valid
-    std::vector<std::int32_t> frames;                      ///< per entry: the frame of a mapped page, else −1
-    std::vector<std::vector<std::uint64_t>> seeds;         ///< per source of the group, per entry
-    std::vector<std::uint64_t> newest;                     ///< per source of the group, per request: its newest committed row, 0: none
-    std::vector<member> of;
-    std::vector<int> group;
-    int queries, padded, rows_per_page;
-    std::uint64_t invalid = 0, rejected = 0, mapped = 0, absent = 0, least = 0, most = 0;
-    counters before{};
-    std::vector<typename metadata::entry> other;           ///< metadata of a replay
-    std::vector<std::int32_t> other_lengths;
-  };
-  static typename metadata::ref ref_of(std::vector<typename metadata::entry>& e, std::vector<std::int32_t>& lengths) {
-    if constexpr (metadata::packed) {
-      return {e.data(), lengths.data()};
-    } else {
-      return {e.data()};
-    }
-  }
-
   void resolve(generator& g) {
     std::vector<int> open;
     for (int i = 0; i < static_cast<int>(resolved_.size()); ++i) {
@@ -862,169 +775,64 @@ class trial {
     }
     int const group = open[static_cast<std::size_t>(g.below(static_cast<int>(open.size())))];
     resolved_[static_cast<std::size_t>(group)] = 1;
-    auto const& members_of_group = model_.shape.groups[static_cast<std::size_t>(group)];
-    int const set = model_.shape.set_of_group[static_cast<std::size_t>(group)];
-    int const ratio = model_.shape.ratios[static_cast<std::size_t>(members_of_group.front())];
     say("resolve group ", group);
-
     resolves_ += !batch_.empty();
-    auto c = std::make_shared<resolve_check>();
-    c->queries = queries_;
-    c->padded = padded_;
-    c->group = members_of_group;
-    c->rows_per_page = P::page_tokens / ratio;
-    c->of = now_;
-    std::size_t const entries = static_cast<std::size_t>(padded_ * queries_ * P::top_k);
-    c->selection.assign(entries + 1, 3);
-    c->entries.assign(static_cast<std::size_t>(padded_ * queries_ * width) + 1, garbage());
-    c->lengths.assign(static_cast<std::size_t>(padded_ * queries_) + 1, 12345);
-    c->valid.assign(entries, 0);
-    c->frames.assign(entries, -1);
-    c->seeds.assign(members_of_group.size(), std::vector<std::uint64_t>(entries, 0));
-    c->newest.assign(members_of_group.size() * now_.size() + 1, 0);
+
+    auto c = std::make_shared<resolve_check<P>>(model_.shape, group, now_, queries_, padded_);
+    int const ratio = model_.shape.ratios[static_cast<std::size_t>(c->sources.front())];
+    int const sets = std::max(1, model_.shape.hot_frames() * c->rows_per_page / 16);
     int const alike = g.below(4);
     for (std::size_t i = 0; i < now_.size(); ++i) {
       model_request& m = *model_.find(batch_[i]);
-      std::set<std::int32_t> distinct_absent;
-      int const mode = g.below(7);
+      std::set<std::int32_t> absent;
+      int const kind = g.below(selection_kinds);
       for (int j = 0; j < queries_; ++j) {
         std::size_t const query = i * static_cast<std::size_t>(queries_) + static_cast<std::size_t>(j);
-        std::int64_t const rows = bounds_[query] / ratio;
-        std::int32_t* const row = c->selection.data() + query * P::top_k;
+        std::int64_t const bound = bounds_[query] / ratio;
+        std::span<std::int32_t> const row{c->selection.data() + query * P::top_k, P::top_k};
         if (alike == 0 && j > 0) {
-          std::copy_n(row - P::top_k, P::top_k, row);
+          std::copy_n(row.data() - P::top_k, P::top_k, row.data());
         } else {
-          fill_selection(g, row, rows, alike == 1 ? g.below(7) : mode);
+          fill_selection(g, row, bound, alike == 1 ? g.below(selection_kinds) : kind, sets);
         }
-        for (int k = 0; k < P::top_k; ++k) {
-          std::int32_t const p = row[k];
-          std::size_t const at = query * P::top_k + static_cast<std::size_t>(k);
-          if (p == -1) {
-            ++c->invalid;
-          } else if (p < 0 || p >= rows) {
-            ++c->rejected;
-          } else {
-            c->valid[at] = 1;
-            c->frames[at] = now_[i].frames.at(static_cast<std::size_t>(p / c->rows_per_page));
-            for (std::size_t s = 0; s < members_of_group.size(); ++s) c->seeds[s][at] = m.row(members_of_group[s], p).seed;
-            if (c->frames[at] >= 0) {
-              ++c->mapped;
-            } else {
-              ++c->absent;
-              distinct_absent.insert(p);
-            }
-          }
-        }
+        c->expect(i, query, m, bound, absent);
       }
-      auto& fetched = m.fetched[static_cast<std::size_t>(set)];
-      c->most += distinct_absent.size();
-      for (std::int32_t p : distinct_absent) c->least += fetched.insert(p).second;
-      for (std::size_t s = 0; s < members_of_group.size(); ++s) {
-        std::int64_t const committed = model_.rows_of(members_of_group[s], m.tokens);
-        c->newest[s * now_.size() + i] = committed == 0 ? 0 : m.row(members_of_group[s], committed - 1).seed;
+      // A row that was fetched since the tables were cleared may still be there; any other one must be fetched now.
+      auto& fetched = m.fetched[static_cast<std::size_t>(model_.shape.set_of_group[static_cast<std::size_t>(group)])];
+      c->most += absent.size();
+      for (std::int32_t p : absent) c->least += fetched.insert(p).second;
+      for (std::size_t s = 0; s < c->sources.size(); ++s) {
+        std::int64_t const committed = model_.rows_of(c->sources[s], m.tokens);
+        c->newest[s * now_.size() + i] = committed == 0 ? 0 : m.row(c->sources[s], committed - 1).seed;
       }
     }
     call_on_main([this, c] { c->before = kv_->counts(); });
-    kv_->resolve(main_, open_, static_cast<group_id>(group), c->selection.data(), ref_of(c->entries, c->lengths));
-    bool const aside = g.below(4) == 0;
-    call_on_main([this, c] {
-      check_counts(*c);
-      check_entries(*c, c->entries, c->lengths, 0);
-    }, aside);
+    kv_->resolve(main_, open_, static_cast<group_id>(group), c->selection.data(),
+                 metadata_in<metadata>(c->entries, c->lengths));
+    call_on_main([this, c] { c->counts(kv_->counts()); });
+    attend(c, true, 0, g.below(4) == 0);
     // The other sources of the set, into memory of their own or over the first one's.
     if (g.below(3) == 0) return;
     bool const in_place = g.below(2) == 0;
-    for (std::size_t k = 0; k < members_of_group.size(); ++k) {
-      std::size_t const s = in_place ? static_cast<std::size_t>(g.below(static_cast<int>(members_of_group.size()))) : k;
-      if (!in_place && k > 0) call_on_main([c] { std::fill(c->other.begin(), c->other.end(), garbage()); });
-      if (!in_place && k == 0) {
-        c->other.assign(c->entries.size(), garbage());
-        c->other_lengths.assign(c->lengths.size(), 12345);
-      }
-      auto const to = in_place ? ref_of(c->entries, c->lengths) : ref_of(c->other, c->other_lengths);
-      kv_->replay(main_, open_, static_cast<group_id>(group), static_cast<source_id>(members_of_group[s]), to);
-      call_on_main([this, c, s, in_place] { check_entries(*c, in_place ? c->entries : c->other, in_place ? c->lengths : c->other_lengths, s); }, g.below(4) == 0);
+    for (std::size_t k = 0; k < c->sources.size(); ++k) {
+      std::size_t const s = in_place ? static_cast<std::size_t>(g.below(static_cast<int>(c->sources.size()))) : k;
+      if (!in_place && k == 0) c->clear(c->other, c->other_lengths);
+      if (!in_place && k > 0) call_on_main([c] { c->clear(c->other, c->other_lengths); });
+      kv_->replay(
+          main_, open_, static_cast<group_id>(group), static_cast<source_id>(c->sources[s]),
+          in_place ? metadata_in<metadata>(c->entries, c->lengths) : metadata_in<metadata>(c->other, c->other_lengths));
+      attend(c, in_place, s, g.below(4) == 0);
     }
   }
-  static typename metadata::entry garbage() {
-    if constexpr (std::is_pointer_v<typename metadata::entry>) {
-      static std::byte nothing{};
-      return &nothing;
-    } else {
-      return 0x5A5A5A5A;
-    }
-  }
-
-  void check_counts(resolve_check const& c) const {
-    counters const now = kv_->counts();
-    auto const grew = [&](auto member) { return now.*member - c.before.*member; };
-    auto const n = static_cast<std::uint64_t>(c.group.size());
-    auto const is = [&](char const* what, std::uint64_t have, std::uint64_t want) {
-      if (have != want) fail("counters: ", what, " grew by ", have, ", not ", want);
+  /// Attention reads what the metadata says, now and once more when the step ends: until the next resolve nothing may change (I5).
+  void attend(std::shared_ptr<resolve_check<P>> const& c, bool first, std::size_t s, bool aside) {
+    auto const look = [this, c, first, s] {
+      rows_checked_ += static_cast<std::uint64_t>(c->attend(
+          first ? c->entries : c->other, first ? c->lengths : c->other_lengths, s,
+          audit_->views()[static_cast<std::size_t>(c->sources[s])], [this](std::byte const* at) { return whose(at); }));
     };
-    is("invalid", grew(&counters::invalid), c.invalid);
-    is("rejected", grew(&counters::rejected), c.rejected);
-    is("lost", grew(&counters::lost), 0);
-    is("tail_hits + lent_hits", grew(&counters::tail_hits) + grew(&counters::lent_hits), c.mapped);
-    is("hot_hits + misses", grew(&counters::hot_hits) + grew(&counters::misses), c.absent);
-    std::uint64_t const rows = grew(&counters::fetched_rows);
-    is("fetched_bytes", grew(&counters::fetched_bytes), rows * P::row.total());
-    if (rows % n != 0 || rows / n < c.least || rows / n > c.most) fail("I4: ", rows, " rows of ", n, " sources fetched; at least ", c.least, ", at most ", c.most, " of each were missing");
-    if (grew(&counters::misses) < rows / n) fail("counters: fewer misses than rows fetched");
-    if (grew(&counters::staged_rows) > rows / n) fail("counters: more rows staged than fetched");
-  }
-
-  /// The attention stand-in: the bytes of every row at the address that was given for it.
-  void check_entries(resolve_check const& c, std::vector<typename metadata::entry> const& entries, std::vector<std::int32_t> const& lengths, std::size_t s) {
-    int const source = c.group[s];
-    source_view const& v = audit_->views()[static_cast<std::size_t>(source)];
-    if (entries.back() != garbage()) fail("resolve: wrote past the metadata");
-    for (int i = 0; i < c.padded; ++i) {
-      bool const real = i < static_cast<int>(c.of.size());
-      for (int j = 0; j < c.queries; ++j) {
-        std::size_t const query = static_cast<std::size_t>(i * c.queries + j);
-        auto const* const row = entries.data() + query * width;
-        int used = 0;
-        for (int k = 0; k < P::top_k; ++k) {
-          std::size_t const at = query * P::top_k + static_cast<std::size_t>(k);
-          bool const valid = real && c.valid[at] != 0;
-          if (!valid && !metadata::packed && row[k] != metadata::invalid()) fail("resolve: entry ", at, " is invalid and says ", as_number(row[k]), ", source ", source);
-          if (valid) check_row(c, v, i, row[metadata::packed ? used++ : k], at, s);
-        }
-        for (int k = metadata::packed ? used : P::top_k; k < width; ++k) {
-          if constexpr (metadata::packed) {
-            std::int64_t const address = address_of(row[k], v);
-            std::uint64_t const newest = real ? c.newest[s * c.of.size() + static_cast<std::size_t>(i)] : 0;
-            bool const zero = row_is_zero(v.base, v.layout, address);
-            if (address < 0 || !(zero || (newest != 0 && row_is(v.base, v.layout, address, newest)))) fail("resolve: the filler of row ", query, " is ", address, ", no legal row");
-          } else if (row[k] != metadata::invalid()) {
-            fail("resolve: the padding of row ", query, " says ", as_number(row[k]));
-          }
-        }
-        if (metadata::packed && lengths[query] != std::max(1, used)) fail("resolve: the length of row ", query, " is ", lengths[query], ", not ", std::max(1, used));
-      }
-    }
-  }
-  void check_row(resolve_check const& c, source_view const& v, int item, typename metadata::entry entry, std::size_t at, std::size_t s) {
-    ++rows_checked_;
-    std::int64_t const address = address_of(entry, v);
-    member const& m = c.of[static_cast<std::size_t>(item)];
-    std::int32_t const position = c.selection[at];
-    int const rows = c.rows_per_page;
-    if (c.frames[at] >= 0) {
-      if (address != std::int64_t{c.frames[at]} * rows + position % rows) {
-        fail("resolve: position ", position, " of slot ", m.slot, " is in frame ", c.frames[at], ", the address says ", address, " (source ", c.group[s], ")");
-      }
-    } else {
-      std::int64_t const staged = v.staging + std::int64_t{item} * model_.shape.staging_slots();
-      bool const in_hot = std::find(m.hot.begin(), m.hot.end(), address / rows) != m.hot.end();
-      bool const in_staging = address >= staged && address < staged + model_.shape.staging_slots();
-      if (!in_hot && !in_staging) fail("I9: position ", position, " of slot ", m.slot, " has address ", address, ", neither in its hot rows nor in its staging (source ", c.group[s], ")");
-    }
-    if (!row_is(v.base, v.layout, address, c.seeds[s][at])) {
-      fail("I3: position ", position, " of slot ", m.slot, ", source ", c.group[s], ": wrong bytes at address ", address, c.frames[at] >= 0 ? " (page)" : " (fetched)", ", which are ",
-           whose(v.base + v.layout.in_row_offset(address)));
-    }
+    call_on_main(look, aside);
+    again_ = look;
   }
   /// What some bytes are, in words, for the message of a fault.
   std::string whose(std::byte const* at) const {
@@ -1036,34 +844,13 @@ class trial {
         for (std::int64_t p = 0; p < static_cast<std::int64_t>(m.rows[static_cast<std::size_t>(s)].size()); ++p) {
           std::uint32_t const newest = m.row(s, p).version;
           for (std::uint32_t n = 1; n <= newest; ++n) {
-            if (!same_bytes(at, 8, row_seed(m.name, s, p, n), 0)) continue;
-            return "row " + std::to_string(p) + " of source " + std::to_string(s) + ", slot " + std::to_string(m.id.slot) + ", writing " + std::to_string(n) + " of " + std::to_string(newest);
+            if (same_bytes(at, 8, row_seed(m.name, s, p, n), 0))
+              return sentence({"row ", p, " of source ", s, ", slot ", m.id.slot, ", writing ", n, " of ", newest});
           }
         }
       }
     }
     return "of nobody who lives";
-  }
-  static std::int64_t address_of(typename metadata::entry e, source_view const& v) {
-    if constexpr (std::is_pointer_v<typename metadata::entry>) {
-      if (e == nullptr) return -1;
-      std::int64_t const offset = e - v.base;
-      return offset / v.layout.stride * v.layout.rows + offset % v.layout.stride / v.layout.row.in_row;
-    } else if constexpr (std::same_as<metadata, interleaved>) {
-      std::int64_t const all = std::int64_t{sources} * v.layout.rows;
-      if (e < 0) return -1;
-      if (e % all / v.layout.rows != v.ordinal) fail("resolve: entry ", e, " is of layer ", e % all / v.layout.rows, ", not ", v.ordinal);
-      return e / all * v.layout.rows + e % v.layout.rows;
-    } else {
-      return e;
-    }
-  }
-  static long long as_number(typename metadata::entry e) {
-    if constexpr (std::is_pointer_v<typename metadata::entry>) {
-      return static_cast<long long>(reinterpret_cast<std::uintptr_t>(e));
-    } else {
-      return e;
-    }
   }
 
   void end(generator& g) {
@@ -1074,6 +861,7 @@ class trial {
       int const most = written_ ? static_cast<int>(std::min<std::int64_t>(queries_, m.tokens_max - m.tokens)) : 0;
       accepted.push_back(mode == 0 ? most : g.below(most + 1));
     }
+    if (auto const again = std::exchange(again_, nullptr)) call_on_main(again);
     say("end accepted");
     for (int a : accepted) say(" ", a);
     tickets_.push_back(kv_->end_step(main_, open_, accepted));
@@ -1094,44 +882,71 @@ class trial {
     say("wrong ", kind);
     auto* r = pick(g, [&](auto const& m) { return idle(m); });
     switch (kind) {
-      case 0: must_refuse("admit of nothing", [&] { (void)kv_->admit(0); }); break;
-      case 1: must_refuse("admit of more tokens than it may have", [&] { (void)kv_->admit(8, 9); }); break;
+      case 0:
+        must_refuse("admit of nothing", [&] { (void)kv_->admit(0); });
+        break;
+      case 1:
+        must_refuse("admit of more tokens than it may have", [&] { (void)kv_->admit(8, 9); });
+        break;
       case 2: {
         request_id old{g.below(model_.shape.requests + 2) - 1, 0xFFFFFFu};
-        if (!gone_.empty() && g.below(3) != 0) old = gone_[static_cast<std::size_t>(g.below(static_cast<int>(gone_.size())))];
+        if (!gone_.empty() && g.below(3) != 0)
+          old = gone_[static_cast<std::size_t>(g.below(static_cast<int>(gone_.size())))];
         must_refuse("finish of a handle nobody has", [&] { kv_->finish(old); });
         must_refuse("tokens of a handle nobody has", [&] { (void)kv_->tokens(old); });
         must_refuse("truncate of a handle nobody has", [&] { kv_->truncate(old, 0); });
         must_refuse("resume of a handle nobody has", [&] { (void)kv_->resume(old); });
         for (auto const& l : later_) {
           if (l.what == 'f') must_refuse("finish of a request that finishes with the step", [&] { kv_->finish(l.id); });
-          if (l.what == 'f') must_refuse("truncate of a request that finishes with the step", [&] { kv_->truncate(l.id, 0); });
-          must_refuse("reserve_import of a request with a waiting call", [&] { kv_->reserve_import(l.id, model_.find(l.id)->tokens_max); });
+          if (l.what == 'f')
+            must_refuse("truncate of a request that finishes with the step", [&] { kv_->truncate(l.id, 0); });
+          must_refuse("reserve_import of a request with a waiting call",
+                      [&] { kv_->reserve_import(l.id, model_.find(l.id)->tokens_max); });
         }
         break;
       }
-      case 3: must_refuse("take of no frames", [&] { (void)kv_->take(0); }); break;
-      case 4: must_refuse("give of a frame the engine does not have", [&] {
-        frame_id f{g.below(model_.shape.frames + 2) - 1};
-        if (std::find(engine_frames_.begin(), engine_frames_.end(), f) != engine_frames_.end() || uncollected() > 0) f = frame_id{-1};
-        kv_->give(main_, std::vector{f});
-      }); break;
-      case 5: if (r != nullptr && !r->importing()) must_refuse("publish without an import", [&] { kv_->publish(r->id, r->tokens + 1); }); break;
-      case 6: if (r != nullptr && !r->importing()) must_refuse("truncate to more", [&] { kv_->truncate(r->id, r->tokens + 1); }); break;
-      case 7: if (r != nullptr && !r->preempted) must_refuse("resume of a running request", [&] { (void)kv_->resume(r->id); }); break;
+      case 3:
+        must_refuse("take of no frames", [&] { (void)kv_->take(0); });
+        break;
+      case 4:
+        must_refuse("give of a frame the engine does not have", [&] {
+          frame_id f{g.below(model_.shape.frames + 2) - 1};
+          if (std::find(engine_frames_.begin(), engine_frames_.end(), f) != engine_frames_.end() || uncollected() > 0)
+            f = frame_id{-1};
+          kv_->give(main_, std::vector{f});
+        });
+        break;
+      case 5:
+        if (r != nullptr && !r->importing())
+          must_refuse("publish without an import", [&] { kv_->publish(r->id, r->tokens + 1); });
+        break;
+      case 6:
+        if (r != nullptr && !r->importing())
+          must_refuse("truncate to more", [&] { kv_->truncate(r->id, r->tokens + 1); });
+        break;
+      case 7:
+        if (r != nullptr && !r->preempted)
+          must_refuse("resume of a running request", [&] { (void)kv_->resume(r->id); });
+        break;
       case 8:
         if (open_.number != 0) {
           must_refuse("a second open step", [&] { kv_->begin_step(main_, {}); });
-          must_refuse("end_step with too few", [&] { kv_->end_step(main_, open_, std::vector<int>(batch_.size() + 1, 0)); });
-          if (!batch_.empty()) must_refuse("end_step with too much", [&] { kv_->end_step(main_, open_, std::vector<int>(batch_.size(), queries_ + 1)); });
+          must_refuse("end_step with too few",
+                      [&] { kv_->end_step(main_, open_, std::vector<int>(batch_.size() + 1, 0)); });
+          if (!batch_.empty())
+            must_refuse("end_step with too much",
+                        [&] { kv_->end_step(main_, open_, std::vector<int>(batch_.size(), queries_ + 1)); });
         }
         break;
       case 9:
         if (open_.number == 0) {
           must_refuse("a step with too many queries", [&] { kv_->begin_step(main_, {{}, P::max_queries + 1, 0}); });
-          must_refuse("a step with too much padding", [&] { kv_->begin_step(main_, {{}, 1, model_.shape.max_batch + 1}); });
+          must_refuse("a step with too much padding",
+                      [&] { kv_->begin_step(main_, {{}, 1, model_.shape.max_batch + 1}); });
           for (auto const& m : model_.live) {
-            if (!can_step(m)) must_refuse("a step with a request that cannot", [&] { kv_->begin_step(main_, {std::vector{m.id}, 1, 0}); });
+            if (!can_step(m))
+              must_refuse("a step with a request that cannot",
+                          [&] { kv_->begin_step(main_, {std::vector{m.id}, 1, 0}); });
           }
           must_refuse("progress that nobody has made", [&] { kv_->begin_step(main_, {}, ticket{~0ull}); });
         }
@@ -1198,11 +1013,15 @@ class trial {
   }
   void settled() {
     gauges const now = kv_->pools();
-    if (now.frames_wanted != 0 || now.waiting != 0) fail("I11: ", now.waiting, " requests wait, ", now.frames_wanted, " frames are wanted, after five empty steps with everything done");
-    if (now.frames_revoking != 0 && now.frames_revoking != kv_->allocator().book().frames.returning()) fail("I11: a page of a preempted or revoked frame has not left");
+    if (now.frames_wanted != 0 || now.waiting != 0)
+      fail("I11: ", now.waiting, " requests wait, ", now.frames_wanted,
+           " frames are wanted, after five empty steps with everything done");
+    if (now.frames_revoking != 0 && now.frames_revoking != kv_->allocator().book().frames.returning())
+      fail("I11: a page of a preempted or revoked frame has not left");
     for (auto const& t : std::exchange(takes_, {})) {
       auto const got = kv_->collect(t.first);
-      if (!got) fail("I11: a take of ", t.second, " frames cannot be collected after five empty steps with everything done");
+      if (!got)
+        fail("I11: a take of ", t.second, " frames cannot be collected after five empty steps with everything done");
       if (static_cast<int>(got->size()) != t.second) fail("collect: ", got->size(), " frames of ", t.second);
       for (frame_id f : *got) {
         engine_frames_.push_back(f);
@@ -1214,7 +1033,7 @@ class trial {
   std::string lacking() const {
     std::int64_t page = 0;
     for (int s = 0; s < sources; ++s) page += geometry_of<P>::layout(s).stride;
-    if (!P::tiers::lends || refill_bytes_ < page) return {};
+    if (!P::tiers::lends || random_.refill_bytes < page) return {};
     gauges const now = kv_->pools();
     if (now.frames_free - model_.held_frames() <= 0) return {};
     for (auto const& m : model_.live) {
@@ -1222,8 +1041,9 @@ class trial {
       request_record const& r = record(m);
       for (int p = 0; p < static_cast<int>(r.pages.size()) - model_.shape.tail_pages(); ++p) {
         if (r.pages[static_cast<std::size_t>(p)].mapped) continue;
-        return "refill: page " + std::to_string(p) + " of slot " + std::to_string(m.id.slot) + " is not back, though " + std::to_string(now.frames_free) + " frames are free and " +
-               std::to_string(model_.held_frames()) + " held";
+        return "refill: page " + std::to_string(p) + " of slot " + std::to_string(m.id.slot) + " is not back, though " +
+               std::to_string(now.frames_free) + " frames are free and " + std::to_string(model_.held_frames()) +
+               " held";
       }
     }
     return {};
@@ -1233,11 +1053,16 @@ class trial {
     counters const c = kv_->counts();
     gauges const now = kv_->pools();
     say("look");
-    if (now.frames_free + now.frames_required + now.frames_lent + now.frames_taken + now.frames_filling + now.frames_revoking != now.frames) fail("I7: the gauges of frames do not add up");
+    if (now.frames_free + now.frames_required + now.frames_lent + now.frames_taken + now.frames_filling +
+            now.frames_revoking !=
+        now.frames)
+      fail("I7: the gauges of frames do not add up");
     int preempted = 0;
     for (auto const& m : model_.live) preempted += m.preempted;
-    if (now.preempted != preempted || now.running + now.waiting + now.preempted != static_cast<int>(model_.live.size())) fail("I7: the gauges of requests do not add up");
-    if (c.pages.copy_failures != static_cast<std::uint64_t>(refused_)) fail("counters: ", c.pages.copy_failures, " copies failed, ", refused_, " were refused");
+    if (now.preempted != preempted || now.running + now.waiting + now.preempted != static_cast<int>(model_.live.size()))
+      fail("I7: the gauges of requests do not add up");
+    if (c.pages.copy_failures != static_cast<std::uint64_t>(refused_))
+      fail("counters: ", c.pages.copy_failures, " copies failed, ", refused_, " were refused");
     if (c.lost != 0) fail("counters: rows were lost");
     failures_seen_ += static_cast<long long>(kv_->take_failures().size());
     if (failures_seen_ != refused_) fail("take_failures: ", failures_seen_, " told, ", refused_, " were refused");
@@ -1260,7 +1085,7 @@ class trial {
     // Where begin_step threw, copies that it asked for go out with the next call.
     if (drained() && kv_->allocator().book().out.copies.empty()) {
       for (auto const& m : model_.live) {
-        if (chance % 4 == 0 || (chance / 4 + static_cast<unsigned>(m.id.slot)) % 4 == 0) audit_->bytes(m);
+        audit_->bytes(m);
       }
     }
     audit_->free_memory(chance % 64 == 0 ? -1 : static_cast<std::int64_t>(chance / 64));
@@ -1277,21 +1102,18 @@ class trial {
   };
 
   setting how_;
+  random_shape<P> random_;
   S space_;
   typename S::stream main_, side_;
-  int longest_ = 0;
-  long long refill_bytes_ = 0;
-  bool borrow_ = false;
-  int borrow_gap_ = 0;
   reference_model model_;
   std::shared_ptr<std::byte> engine_;
-  std::vector<arena_view> views_given_;
   std::unique_ptr<kv_type> kv_;
   std::unique_ptr<auditor<P, kv_type>> audit_;
 
   ebb::step open_{};
   std::vector<request_id> batch_;
   std::vector<member> now_;
+  std::function<void()> again_;
   std::vector<std::int32_t> bounds_;
   std::vector<char> resolved_;
   int queries_ = 0, padded_ = 0;

@@ -7,11 +7,10 @@
 #include <cstdio>
 #include <cstring>
 #include <string>
-#include <vector>
-
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <vector>
 
 namespace ebb::testing {
 
@@ -24,14 +23,15 @@ struct verdict {
 /// What a child reports while it runs; shared with its parent.
 struct report {
   int at;
-  unsigned long long totals[40];   ///< whatever `run` counts
+  unsigned long long totals[40];  ///< whatever `run` counts
   char message[4000];
 };
 
 /// Calls `run(report&)` in a child process, for `seconds` at most. `run` leaves a message where something was wrong.
 template <class Run>
 verdict isolated(Run run, unsigned seconds, unsigned long long* totals = nullptr) {
-  auto* const shared = static_cast<report*>(mmap(nullptr, sizeof(report), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  auto* const shared =
+      static_cast<report*>(mmap(nullptr, sizeof(report), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   if (shared == MAP_FAILED) return {"mmap failed", -1};
   std::fflush(nullptr);
   pid_t const child = fork();
@@ -47,7 +47,8 @@ verdict isolated(Run run, unsigned seconds, unsigned long long* totals = nullptr
   verdict v;
   if (shared->message[0] != '\0') v.message = shared->message;
   if (v.message.empty() && WIFSIGNALED(status)) {
-    v.message = WTERMSIG(status) == SIGALRM ? "does not end" : std::string{"ended by signal "} + strsignal(WTERMSIG(status));
+    v.message =
+        WTERMSIG(status) == SIGALRM ? "does not end" : std::string{"ended by signal "} + strsignal(WTERMSIG(status));
   } else if (v.message.empty() && WEXITSTATUS(status) != 0) {
     v.message = "ended with status " + std::to_string(WEXITSTATUS(status));
   }

@@ -92,7 +92,8 @@ constexpr footprint footprint_of(geometry<P> const& g, pool_sizes const& sizes) 
     out.staging = sizes.max_batch * staging_planes(g.largest_set()) * (slots / widest) * widest_stride;
   out.words = sizes.max_batch * slots * word_bytes;
   for (int set = 0; set < g.sets(); ++set)
-    out.words += sizes.requests * (P::tiers::caches ? std::max(ways_of_set(g, set, sizes.hot_rows), set_ways) : 0) * word_bytes;
+    out.words +=
+        sizes.requests * (P::tiers::caches ? std::max(ways_of_set(g, set, sizes.hot_rows), set_ways) : 0) * word_bytes;
   std::int64_t const uses = P::keep::wants_uses ? pages_for(sizes.max_tokens, P::page_tokens) : 0;
   out.map = sizes.requests * (map_bytes(sizes.max_tokens, P::page_tokens) + (hot + uses) * word_bytes);
   out.lists = sizes.max_batch * P::max_queries * P::top_k *

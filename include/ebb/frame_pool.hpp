@@ -21,9 +21,9 @@ inline constexpr int frame_states = 6;
 
 struct frame_record {
   frame_state state = frame_state::free;
-  std::int32_t slot = -1;       ///< the request that holds it, −1: nobody
-  std::int32_t page = -1;       ///< the page it keeps, −1: none (idle, hot rows, or on its way back)
-  ticket after = ticket::none;  ///< work of earlier holders ends here
+  std::int32_t slot = -1;        ///< the request that holds it, −1: nobody
+  std::int32_t page = -1;        ///< the page it keeps, −1: none (idle, hot rows, or on its way back)
+  ticket after = ticket::none;   ///< work of earlier holders ends here
   ticket copies = ticket::none;  ///< newest side-stream job that reads or writes it, whoever asked for it
   bool ordered =
       false;  ///< revoking: all of that work is in the main stream, so its later work may use the frame at once

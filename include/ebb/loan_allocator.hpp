@@ -127,7 +127,7 @@ class loan_allocator {
     r.reserved = tokens;
     while (static_cast<int>(r.pages.size()) < book().pages_of(tokens)) book().append(r);
     seats_.refresh(r, 0);
-    seats_.settle_in(r);
+    seats_.settle_in(r, true);
     for (int p = static_cast<int>(r.tokens / P::page_tokens); p < static_cast<int>(r.pages.size()); ++p) {
       page_record& page = book().page(r, p);
       bool const sealed = P::backup::when_sealed && std::int64_t{p + 1} * P::page_tokens <= tokens &&
@@ -255,6 +255,7 @@ class loan_allocator {
     if (partial != 0) {
       page_record& last = r.pages.back();
       book().wait_main(last.busy);
+      seats_.arrive(r, static_cast<int>(r.pages.size()) - 1);
       last.backed = std::min(last.backed, partial);
       last.backing = last.backed;
       book().outdate(last);

@@ -58,7 +58,7 @@ struct move_body {
         std::byte* const gpu_end = v.base + v.layout.page_end_offset(on_gpu);
         std::byte* const host_end = v.host + v.host_layout.page_end_offset(on_host);
         copy_range<geo::page_end_width>(t, out ? host_end : gpu_end, out ? gpu_end : host_end,
-                                                   rows * P::row.at_page_end);
+                                        rows * P::row.at_page_end);
       }
     }
   }
@@ -95,11 +95,11 @@ struct import_body {
       for (int i = t.rank(); i < m.rows * parts; i += T::width) {
         std::byte const* const from = rows + (m.from + i / parts) * stride;
         if (m.frame >= 0)
-          put(t, view.base, view.layout,
-                                std::int64_t{m.frame} * view.layout.rows + m.first + i / parts, from, i % parts);
+          put(t, view.base, view.layout, std::int64_t{m.frame} * view.layout.rows + m.first + i / parts, from,
+              i % parts);
         if (m.host >= 0)
-          put(t, view.host, view.host_layout,
-                                std::int64_t{m.host} * view.layout.rows + m.first + i / parts, from, i % parts);
+          put(t, view.host, view.host_layout, std::int64_t{m.host} * view.layout.rows + m.first + i / parts, from,
+              i % parts);
       }
     }
   }
@@ -107,8 +107,8 @@ struct import_body {
  private:
   EBB_BODY
   template <class T>
-  EBB_FN static void put(T const& t, std::byte* base, page_layout const& layout, std::int64_t row, std::byte const* from,
-                         int part) {
+  EBB_FN static void put(T const& t, std::byte* base, page_layout const& layout, std::int64_t row,
+                         std::byte const* from, int part) {
     t.template copy<in_row>(base + layout.in_row_offset(row) + part * in_row, from + part * in_row);
     if constexpr (P::row.at_page_end > 0) {
       std::byte* const end = base + layout.page_end_offset(row);

@@ -108,8 +108,8 @@ class residency {
   ticket reserve_import(request_id id, std::int64_t tokens) {
     request_record& r = idle_record(id, "reserve_import");
     require(r.phase == phase::running, "reserve_import: request", r.id.slot, "one that is ready");
-    require(tokens > r.tokens && tokens <= r.tokens_max, "reserve_import: tokens", tokens,
-            r.tokens + 1, " to ", r.tokens_max);
+    require(tokens > r.tokens && tokens <= r.tokens_max, "reserve_import: tokens", tokens, r.tokens + 1, " to ",
+            r.tokens_max);
     require(r.reserved == r.tokens, "reserve_import: request", r.id.slot, "one without an import under way");
     decided([&] { allocator_.reserve(r, tokens); });
     imports_[static_cast<std::size_t>(r.id.slot)] = {};
@@ -143,8 +143,8 @@ class residency {
     require(r.reserved > r.tokens, "import: request", r.id.slot, "one with room from reserve_import");
     int const s = geometry_.source(source);
     std::int64_t const stride = rows.row_stride == 0 ? P::row.total() : rows.row_stride;
-    require(rows.rows != nullptr && stride >= P::row.total(), "import: row_stride", stride,
-            "at least ", P::row.total());
+    require(rows.rows != nullptr && stride >= P::row.total(), "import: row_stride", stride, "at least ",
+            P::row.total());
     int const ratio = geometry_.ratio(s);
     std::int64_t const base = r.tokens / ratio;
     std::vector<page_import> pages;
@@ -178,8 +178,8 @@ class residency {
   /// Throws: std::runtime_error naming the page where an import was refused and not repeated.
   void publish(request_id id, std::int64_t tokens) {
     request_record& r = idle_record(id, "publish");
-    require(tokens > r.tokens && tokens <= r.reserved, "publish: tokens", tokens,
-            r.tokens + 1, " to ", r.reserved, ", the reserved room");
+    require(tokens > r.tokens && tokens <= r.reserved, "publish: tokens", tokens, r.tokens + 1, " to ", r.reserved,
+            ", the reserved room");
     importing& in = imports_[static_cast<std::size_t>(r.id.slot)];
     if (!in.failed.empty()) {
       throw std::runtime_error("publish: page " + std::to_string(in.failed.front().first) + " of the request in slot " +
@@ -213,8 +213,8 @@ class residency {
             "adopt: committed tokens", r.tokens, "a multiple of page_tokens without scratch behind it");
     require(tokens > r.tokens && tokens <= r.tokens_max &&
                 book().pages_of(tokens) - book().pages_of(r.tokens) == static_cast<int>(frames.size()),
-            "adopt: tokens", tokens,
-            "as many as fill ", frames.size(), " frames behind ", r.tokens, " tokens, up to tokens_max");
+            "adopt: tokens", tokens, "as many as fill ", frames.size(), " frames behind ", r.tokens,
+            " tokens, up to tokens_max");
     decided([&] { allocator_.adopt(r, frames, tokens, copies_.fence_engine(on)); });
   }
 
@@ -227,8 +227,8 @@ class residency {
     check_sound();
     check_batch(on, b);
     ticket const asked = progress.value_or(ticket::none);
-    require(asked <= book().last, "begin_step: progress", static_cast<long long>(asked),
-            "up to the newest ticket, ", static_cast<long long>(book().last));
+    require(asked <= book().last, "begin_step: progress", static_cast<long long>(asked), "up to the newest ticket, ",
+            static_cast<long long>(book().last));
     auto const range = named_range(space_, "ebb begin_step");
     return guarded([&] {
       limit_steps();
@@ -303,8 +303,7 @@ class residency {
     for (std::size_t i = 0; i < batch_.size(); ++i) {
       request_record const& r = book().at(batch_[i].slot);
       require(accepted[i] >= 0 && accepted[i] <= std::min<std::int64_t>(s.queries, r.tokens_max - r.tokens),
-              "end_step: accepted", accepted[i],
-              "0 to ", std::min<std::int64_t>(s.queries, r.tokens_max - r.tokens));
+              "end_step: accepted", accepted[i], "0 to ", std::min<std::int64_t>(s.queries, r.tokens_max - r.tokens));
     }
     auto const range = named_range(space_, "ebb end_step");
     return guarded([&] {
@@ -516,7 +515,8 @@ class residency {
   }
   void check_open(step const& s, char const* call) const {
     check_sound();
-    if (s.number == 0 || s.number != open_.number) refuse(call, "step", static_cast<long long>(s.number), "the open step");
+    if (s.number == 0 || s.number != open_.number)
+      refuse(call, "step", static_cast<long long>(s.number), "the open step");
   }
   void check_batch(stream on, batch const& b) const {
     require(open_.number == 0, "begin_step: step", static_cast<long long>(open_.number),
@@ -524,19 +524,17 @@ class residency {
     require(!space_.capturing(on), "begin_step: stream", "being captured",
             "one that is not: what happens between steps cannot be replayed");
     int const n = static_cast<int>(b.requests.size());
-    require(n <= sizing_.s.max_batch, "begin_step: requests", n,
-            "up to max_batch, ", sizing_.s.max_batch);
-    require(b.queries >= 1 && b.queries <= P::max_queries, "begin_step: queries", b.queries,
-            "1 to ", P::max_queries);
-    require(b.padded == 0 || (b.padded >= n && b.padded <= sizing_.s.max_batch), "begin_step: padded", b.padded,
-            n, " to ", sizing_.s.max_batch);
+    require(n <= sizing_.s.max_batch, "begin_step: requests", n, "up to max_batch, ", sizing_.s.max_batch);
+    require(b.queries >= 1 && b.queries <= P::max_queries, "begin_step: queries", b.queries, "1 to ", P::max_queries);
+    require(b.padded == 0 || (b.padded >= n && b.padded <= sizing_.s.max_batch), "begin_step: padded", b.padded, n,
+            " to ", sizing_.s.max_batch);
     for (int i = 0; i < n; ++i) {
       request_id const id = b.requests[static_cast<std::size_t>(i)];
       request_record const& r = record(id, "begin_step");
       require(allocator_.ready(r) && r.reserved == r.tokens, "begin_step: request", id.slot,
               "one that is ready, not pending, preempted or importing");
-      require(r.tokens < r.tokens_max, "begin_step: tokens", r.tokens,
-              "less than the request's tokens_max, ", r.tokens_max);
+      require(r.tokens < r.tokens_max, "begin_step: tokens", r.tokens, "less than the request's tokens_max, ",
+              r.tokens_max);
       require(std::find(b.requests.begin(), b.requests.begin() + i, id) == b.requests.begin() + i,
               "begin_step: request", id.slot, "named once");
     }
@@ -565,9 +563,12 @@ class residency {
   void carry_out(waiting_call const& c) {
     request_record& r = book().at(c.id.slot);
     switch (c.what) {
-      case waiting_call::finish: return allocator_.finish(r);
-      case waiting_call::preempt: return allocator_.preempt(r);
-      case waiting_call::truncate: return allocator_.truncate(r, c.tokens);
+      case waiting_call::finish:
+        return allocator_.finish(r);
+      case waiting_call::preempt:
+        return allocator_.preempt(r);
+      case waiting_call::truncate:
+        return allocator_.truncate(r, c.tokens);
     }
   }
 
@@ -604,7 +605,7 @@ class residency {
 
   step open_;
   std::vector<request_id> batch_;
-  std::vector<resolved> resolved_;  ///< of each group in the open step
+  std::vector<resolved> resolved_;   ///< of each group in the open step
   std::vector<waiting_call> later_;  ///< in the order of the calls
   std::vector<importing> imports_;
   std::deque<typename S::event> unfinished_;

@@ -1,10 +1,10 @@
 #pragma once
 /// The resolve body: every selected position becomes a GPU address, every missing row is fetched once.
 
+#include <ebb/capacity.hpp>
 #include <ebb/device_counters.hpp>
 #include <ebb/metadata/metadata.hpp>
 #include <ebb/orders/keep.hpp>
-#include <ebb/capacity.hpp>
 #include <ebb/step_state.hpp>
 #include <ebb/tiers/host_pages.hpp>
 #include <ebb/tiers/row_table.hpp>
@@ -236,15 +236,17 @@ struct resolve_body {
     planned_row const* const from = plan + std::int64_t{item} * P::max_queries * P::top_k;
     for (int k = 0; k < source_count; ++k) {
       source_view const& v = sources[k];
-      copy_pieces<geo::in_row_width, P::row.in_row / geo::in_row_width>(t, rows, [&](int i, int part, std::byte*& a, std::byte const*& b) {
-        a = v.base + v.layout.in_row_offset(address_in(v, from[i].address)) + part * geo::in_row_width;
-        b = v.host + v.host_layout.in_row_offset(from[i].backing) + part * geo::in_row_width;
-      });
+      copy_pieces<geo::in_row_width, P::row.in_row / geo::in_row_width>(
+          t, rows, [&](int i, int part, std::byte*& a, std::byte const*& b) {
+            a = v.base + v.layout.in_row_offset(address_in(v, from[i].address)) + part * geo::in_row_width;
+            b = v.host + v.host_layout.in_row_offset(from[i].backing) + part * geo::in_row_width;
+          });
       if constexpr (P::row.at_page_end > 0) {
-        copy_pieces<geo::page_end_width, P::row.at_page_end / geo::page_end_width>(t, rows, [&](int i, int part, std::byte*& a, std::byte const*& b) {
-          a = v.base + v.layout.page_end_offset(address_in(v, from[i].address)) + part * geo::page_end_width;
-          b = v.host + v.host_layout.page_end_offset(from[i].backing) + part * geo::page_end_width;
-        });
+        copy_pieces<geo::page_end_width, P::row.at_page_end / geo::page_end_width>(
+            t, rows, [&](int i, int part, std::byte*& a, std::byte const*& b) {
+              a = v.base + v.layout.page_end_offset(address_in(v, from[i].address)) + part * geo::page_end_width;
+              b = v.host + v.host_layout.page_end_offset(from[i].backing) + part * geo::page_end_width;
+            });
       }
     }
   }

@@ -105,6 +105,15 @@ class seating {
     trim(r);
   }
 
+  /// The page's rows are readable by the main stream from now on.
+  void arrive(request_record& r, int p) {
+    if (!book_.has_frame(r, p) || book_.page(r, p).mapped) return;
+    book_.wait_main(book_.page(r, p).busy);
+    if (book_.state(r, p) == frame_state::filling)
+      book_.set_state(r, p, is_required(r, p) ? frame_state::required : frame_state::lent);
+    book_.land(r, p);
+  }
+
   /// Hands pages back within `budget` pages, from the top of the keep order.
   void refill(int budget) {
     int n = std::min({budget, spare(), static_cast<int>(book_.frames.count(frame_state::free))});
@@ -126,10 +135,12 @@ class seating {
 
   /// Uses the frames that the request has idle: all its pages if they suffice, else hot rows and the pages that an
   /// import will write, which may also sit in spare frames, as loans.
-  void settle_in(request_record& r) {
-    int const pages = static_cast<int>(r.pages.size());
+  void settle_in(request_record& r, bool reserving = false) {
+    int pages = static_cast<int>(r.pages.size());
+    while (!reserving && pages > 0 && arriving(r, pages - 1)) --pages;
     int const first_new = static_cast<int>((r.tokens + P::page_tokens - 1) / P::page_tokens);
-    int const absent = pages - r.framed;
+    int absent = 0;
+    for (int p = 0; p < pages; ++p) absent += !book_.has_frame(r, p);
     int const room = static_cast<int>(r.idle.size()) + (pages > first_new ? spare() : 0);
     if (absent > room && is_long(r) && !r.pinned && r.hot.empty() && static_cast<int>(r.idle.size()) >= sizes_.hot)
       make_hot(r, false);
@@ -277,14 +288,6 @@ class seating {
       book_.frames.set(*f, use, r.id.slot, p);
     });
     return f ? *f : obtain(r, p, use);
-  }
-  /// The page's rows are readable by the main stream from now on.
-  void arrive(request_record& r, int p) {
-    if (!book_.has_frame(r, p) || book_.page(r, p).mapped) return;
-    book_.wait_main(book_.page(r, p).busy);
-    if (book_.state(r, p) == frame_state::filling)
-      book_.set_state(r, p, is_required(r, p) ? frame_state::required : frame_state::lent);
-    book_.land(r, p);
   }
 
   /// A frame for the main stream's next work, whatever it takes: free, revoked, or waited for.

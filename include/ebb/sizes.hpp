@@ -52,7 +52,8 @@ struct sizing {
       int stamps = 4;
       while (((1 << stamps) - 1) / 2 <= g.groups()) ++stamps;
       int const ratio = g.smallest_ratio();
-      std::int64_t const longest = ((std::int64_t{1} << (32 - P::tiers::cache::exponent_bits - stamps)) + 1) * ratio - 1;
+      std::int64_t const longest =
+          ((std::int64_t{1} << (32 - P::tiers::cache::exponent_bits - stamps)) + 1) * ratio - 1;
       require(s.max_tokens <= longest, "max_tokens", s.max_tokens, "up to ", longest,
               ": more positions leave the words of hot rows too few stamps");
     } else {

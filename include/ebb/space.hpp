@@ -60,7 +60,7 @@ concept space = std::copy_constructible<S> &&
                   s.zero(q, p, n);
                   s.peek(p, p, n);
                   { s.broken() } -> std::same_as<bool>;
-  { s.refuses_copy(copy_kind::backup, 0, 0) } -> std::same_as<bool>;
+                  { s.refuses_copy(copy_kind::backup, 0, 0) } -> std::same_as<bool>;
                 };
 
 /// A range that no profiler sees.

@@ -131,8 +131,7 @@ class step_tables {
     if (!tables_.empty()) body.hot = tables_[static_cast<std::size_t>(set)];
     body.hot.ordinal = ordinal;
     body.staging.ordinal = g;
-    for (int k = 0; k < body.source_count; ++k)
-      body.sources[k] = rows_.view(geometry_.source_of_set(set, k));
+    for (int k = 0; k < body.source_count; ++k) body.sources[k] = rows_.view(geometry_.source_of_set(set, k));
     return body;
   }
 
@@ -244,7 +243,8 @@ class step_tables {
                   geometry_.groups()};
       clear_tables_ = space_.shared_memory(tables_.size() * sizeof(clear_body::table));
       for (std::size_t i = 0; i < tables_.size(); ++i)
-        reinterpret_cast<clear_body::table*>(clear_tables_.get())[i] = {tables_[i].words, tables_[i].ways, tables_[i].stride()};
+        reinterpret_cast<clear_body::table*>(clear_tables_.get())[i] = {tables_[i].words, tables_[i].ways,
+                                                                        tables_[i].stride()};
     }
   }
 
@@ -279,9 +279,9 @@ class step_tables {
     }
     if (staging_.ways > 0 &&
         next_staging_ + static_cast<std::uint32_t>(staging_.steps) > staging_.format.last_stamp()) {
-      space_.zero(
-          on, staging_.words,
-          static_cast<std::size_t>(sizes_.max_batch) * static_cast<std::size_t>(staging_.stride()) * sizeof(std::uint32_t));
+      space_.zero(on, staging_.words,
+                  static_cast<std::size_t>(sizes_.max_batch) * static_cast<std::size_t>(staging_.stride()) *
+                      sizeof(std::uint32_t));
       next_staging_ = 1;
     }
     header_[header_words::staging_stamp] = next_staging_;

@@ -59,15 +59,18 @@ std::vector<std::byte> bytes_at(S const& space, std::byte const* row) {
 // A page is 64 rows, 41,984 bytes: row floor(2^31 / 656) lies in page 51,150 and row floor(2^32 / 656) in page 102,300. With 1 MiB from frame
 // to frame the boundaries are at frames 2,048 and 4,096; host pages are never padded. The engine takes all frames and gives back those at the
 // boundaries, so that requests must live there; a first request of 6.5 million tokens fills the host store up to beyond 4 GiB.
-TEST_CASE_TEMPLATE("O03: rows beyond 2 and 4 GiB are exact in frames, hot rows, staging and the host store", S, EBB_SPACES) {
+TEST_CASE_TEMPLATE("O03: rows beyond 2 and 4 GiB are exact in frames, hot rows, staging and the host store", S,
+                   EBB_SPACES) {
   constexpr std::int64_t page_bytes = 64 * row_bytes;
   struct place {
     std::int64_t stride;
     int frames;
     std::vector<int> wanted;
   };
-  place const places[] = {{page_bytes, 115'100, {51'149, 51'150, 51'151, 102'299, 102'300, 102'301}}, {1 << 20, 4'700, {2'046, 2'047, 2'048, 4'094, 4'095, 4'096}}};
-  static_assert((std::int64_t{1} << 31) / row_bytes / 64 == 51'150 && (std::int64_t{1} << 32) / row_bytes / 64 == 102'300);
+  place const places[] = {{page_bytes, 115'100, {51'149, 51'150, 51'151, 102'299, 102'300, 102'301}},
+                          {1 << 20, 4'700, {2'046, 2'047, 2'048, 4'094, 4'095, 4'096}}};
+  static_assert((std::int64_t{1} << 31) / row_bytes / 64 == 51'150 &&
+                (std::int64_t{1} << 32) / row_bytes / 64 == 102'300);
   constexpr int long_pages = 102'400;
   constexpr int host_pages = long_pages + 20;
   for (place const& at : places) {
@@ -80,7 +83,16 @@ TEST_CASE_TEMPLATE("O03: rows beyond 2 and 4 GiB are exact in frames, hot rows, 
       auto const store = far_memory(space, static_cast<std::size_t>(host_pages * page_bytes), false);
       CHECK((at.frames * at.stride > 4'831'838'208 || at.stride > page_bytes));
       std::vector<arena_view> const arenas{{arena.get(), at.stride}};
-      engine<wide_rows, gated_space<S>> e{space, {.frames = at.frames, .host_pages = host_pages, .requests = 2, .max_batch = 2, .max_tokens = 64 * (long_pages + 1), .hot_rows = 128, .refill_bytes = 0, .arenas = arenas, .host_memory = store.get()}};
+      engine<wide_rows, gated_space<S>> e{space,
+                                          {.frames = at.frames,
+                                           .host_pages = host_pages,
+                                           .requests = 2,
+                                           .max_batch = 2,
+                                           .max_tokens = 64 * (long_pages + 1),
+                                           .hot_rows = 128,
+                                           .refill_bytes = 0,
+                                           .arenas = arenas,
+                                           .host_memory = store.get()}};
       auto frames = *e.kv.collect(or_throw(e.kv.take(at.frames)));
       std::sort(frames.begin(), frames.end());
       auto const give = [&](std::vector<int> const& numbers) {
@@ -98,7 +110,9 @@ TEST_CASE_TEMPLATE("O03: rows beyond 2 and 4 GiB are exact in frames, hot rows, 
       REQUIRE(e.kv.ready(a.id));
       e.kv.reserve_import(a.id, 64 * long_pages);
       auto const pages = e.kv.import_pages(a.id, source_id{0});
-      std::vector<std::int64_t> touched{0, 63, 3'273'603, 3'273'604, 3'273'605, 6'547'205, 6'547'206, 6'547'207, 64 * 51'150 - 1, 64 * 51'151, 64 * 102'300 - 1, 64 * 102'301};
+      std::vector<std::int64_t> touched{
+          0,         63,        3'273'603,       3'273'604,   3'273'605,        6'547'205,
+          6'547'206, 6'547'207, 64 * 51'150 - 1, 64 * 51'151, 64 * 102'300 - 1, 64 * 102'301};
       a.versions.assign(64 * long_pages, 1);
       for (std::int64_t row : touched) {
         import_page const& page = pages[static_cast<std::size_t>(row / 64)];
@@ -116,8 +130,12 @@ TEST_CASE_TEMPLATE("O03: rows beyond 2 and 4 GiB are exact in frames, hot rows, 
       session b = e.start(64 * 7, 256);
       random_rows select{static_cast<std::uint32_t>(turn) + 3};
       for (int i = 0; i < 31; ++i) e.run_step({&b}, 4, 4, select);
-      auto const there = [&](session const&, int, int, int column, std::int64_t) { return column < static_cast<int>(touched.size()) ? touched[static_cast<std::size_t>(column)] : -1; };
-      auto const both = [&](session const& s, int g, int q, int column, std::int64_t rows) { return s.id == a.id ? there(s, g, q, column, rows) : select(s, g, q, column, rows); };
+      auto const there = [&](session const&, int, int, int column, std::int64_t) {
+        return column < static_cast<int>(touched.size()) ? touched[static_cast<std::size_t>(column)] : -1;
+      };
+      auto const both = [&](session const& s, int g, int q, int column, std::int64_t rows) {
+        return s.id == a.id ? there(s, g, q, column, rows) : select(s, g, q, column, rows);
+      };
       e.run_step({&a, &b}, 1, 0, both);
       e.settle();
       auto in = frames_of(e, b);
@@ -132,7 +150,8 @@ TEST_CASE_TEMPLATE("O03: rows beyond 2 and 4 GiB are exact in frames, hot rows, 
         int wrong = 0;
         for (std::int64_t row = 0; row < rows; ++row) {
           map_entry const entry = e.page(b, static_cast<int>(row / 64)).at;
-          std::byte const* const at_row = host ? store.get() + index(entry.host) * page_bytes + row % 64 * row_bytes : arena.get() + index(entry.frame) * at.stride + row % 64 * row_bytes;
+          std::byte const* const at_row = host ? store.get() + index(entry.host) * page_bytes + row % 64 * row_bytes
+                                               : arena.get() + index(entry.frame) * at.stride + row % 64 * row_bytes;
           wrong += bytes_at(space, at_row) != bytes_of(e.pattern(b, 0, row));
         }
         return wrong;
@@ -144,7 +163,9 @@ TEST_CASE_TEMPLATE("O03: rows beyond 2 and 4 GiB are exact in frames, hot rows, 
 
       // From whole to hot rows: 192 rows of three pages go through 128 hot rows and staging.
       take_spare(e);
-      auto const oldest = [](session const&, int, int query, int column, std::int64_t) { return 48 * query + column % 48; };
+      auto const oldest = [](session const&, int, int query, int column, std::int64_t) {
+        return 48 * query + column % 48;
+      };
       for (int i = 0; i < 3; ++i) {
         step const now = e.begin({&b}, 4);
         auto const buffers = e.make_buffers(1, 4);
@@ -154,7 +175,8 @@ TEST_CASE_TEMPLATE("O03: rows beyond 2 and 4 GiB are exact in frames, hot rows, 
         int wrong = 0;
         for (int entry = 0; entry < 4 * 64; ++entry) {
           std::int64_t const a_row = buffers.out[0][0].rows[entry];
-          wrong += bytes_at(space, arena.get() + a_row / 64 * at.stride + a_row % 64 * row_bytes) != bytes_of(buffers.rows[0][0][entry]);
+          wrong += bytes_at(space, arena.get() + a_row / 64 * at.stride + a_row % 64 * row_bytes) !=
+                   bytes_of(buffers.rows[0][0][entry]);
         }
         CHECK(wrong == 0);
         e.end(now, {0});
@@ -175,7 +197,13 @@ TEST_CASE_TEMPLATE("O03: more rows than an int32 address can name are refused", 
   auto const space = make_space<S>();
   shared_array<std::byte> nothing{space, 64};
   std::vector<arena_view> const arenas{{nothing.data(), 16'384 * row_bytes}};
-  sizes given{.frames = 131'072, .host_pages = 4, .requests = 1, .max_batch = 1, .max_tokens = 65'536, .hot_rows = 64, .host_memory = nothing.data()};
+  sizes given{.frames = 131'072,
+              .host_pages = 4,
+              .requests = 1,
+              .max_batch = 1,
+              .max_tokens = 65'536,
+              .hot_rows = 64,
+              .host_memory = nothing.data()};
   for (bool const borrowed : {true, false}) {
     CAPTURE(borrowed);
     given.arenas = borrowed ? std::span<arena_view const>{arenas} : std::span<arena_view const>{};

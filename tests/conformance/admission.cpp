@@ -50,7 +50,9 @@ std::int64_t nothing(session const&, int, int, int, std::int64_t) { return -1; }
 // 16 rows a page instead of 10, so 62 host pages for 1,000 rows; "hot buffers for 8 requests" are 8 request slots here: hot rows belong to a
 // request's slot. A request of 320 tokens takes 20 host pages, one of 30 takes 2.
 TEST_CASE_TEMPLATE("O34: admission counts every pool and what it has promised", S, EBB_SPACES) {
-  engine<lending, S> e{make_space<S>(), {.frames = 60, .host_pages = 62, .requests = 8, .max_batch = 8, .max_tokens = 400, .hot_rows = 16}};
+  engine<lending, S> e{
+      make_space<S>(),
+      {.frames = 60, .host_pages = 62, .requests = 8, .max_batch = 8, .max_tokens = 400, .hot_rows = 16}};
   random_rows select{34};
   for (int pass = 0; pass < 2; ++pass) {
     CAPTURE(pass);
@@ -68,7 +70,8 @@ TEST_CASE_TEMPLATE("O34: admission counts every pool and what it has promised", 
       CHECK(id.error().pool == (pass == 0 ? pool::host_pages : pool::requests));
       CHECK(id.error().wanted == (pass == 0 ? 20 : 1));
       CHECK(id.error().free == (pass == 0 ? 2 : 0));
-      CHECK(id.error().message().find(pass == 0 ? "host pages: wanted 20, free 2" : "requests: wanted 1, free 0") != std::string::npos);
+      CHECK(id.error().message().find(pass == 0 ? "host pages: wanted 20, free 2" : "requests: wanted 1, free 0") !=
+            std::string::npos);
     }
     CHECK(admitted.size() == (pass == 0 ? 3u : 8u));
     CHECK(refused == (pass == 0 ? 1 : 2));
@@ -93,8 +96,11 @@ TEST_CASE_TEMPLATE("O34: admission counts every pool and what it has promised", 
 
 // 20 pages lent to four requests; who needs frames are an admission (tail and hot rows: 6), a verification that reaches into the next page,
 // and a tail that grows.
-TEST_CASE_TEMPLATE("O35: lent pages make room for admission, scratch and tail, oldest first and in proportion", S, EBB_SPACES) {
-  engine<lending, S> e{make_space<S>(), {.frames = 46, .host_pages = 120, .requests = 7, .max_batch = 7, .max_tokens = 256, .hot_rows = 48}};
+TEST_CASE_TEMPLATE("O35: lent pages make room for admission, scratch and tail, oldest first and in proportion", S,
+                   EBB_SPACES) {
+  engine<lending, S> e{
+      make_space<S>(),
+      {.frames = 46, .host_pages = 120, .requests = 7, .max_batch = 7, .max_tokens = 256, .hot_rows = 48}};
   std::vector<frame_id> const frames = *e.kv.collect(or_throw(e.kv.take(40)));
   std::vector<session> long_ones;
   for (std::size_t i = 0; i < 4; ++i) {
@@ -148,7 +154,13 @@ TEST_CASE_TEMPLATE("O35: lent pages make room for admission, scratch and tail, o
 template <class P, class S>
 void exact_fit(S const& space, pool limit) {
   bool const by_host = limit == pool::host_pages;
-  engine<P, S> e{space, {.frames = by_host ? 12 : 64, .host_pages = by_host ? 64 : 200, .requests = 4, .max_batch = 4, .max_tokens = 2048, .hot_rows = by_host ? 16 : 0}};
+  engine<P, S> e{space,
+                 {.frames = by_host ? 12 : 64,
+                  .host_pages = by_host ? 64 : 200,
+                  .requests = 4,
+                  .max_batch = 4,
+                  .max_tokens = 2048,
+                  .hot_rows = by_host ? 16 : 0}};
   session first = e.start(1024, 10);
   auto const second = e.kv.admit(1025, 10);
   REQUIRE(!second);
@@ -163,7 +175,8 @@ void exact_fit(S const& space, pool limit) {
   CHECK(third.error().wanted == 2);
   CHECK(third.error().free == 0);
   random_rows select{36};
-  while (first.tokens < 1024) e.run_step({&first}, 4, static_cast<int>(std::min<std::int64_t>(4, 1024 - first.tokens)), select);
+  while (first.tokens < 1024)
+    e.run_step({&first}, 4, static_cast<int>(std::min<std::int64_t>(4, 1024 - first.tokens)), select);
   e.settle();
   CHECK(e.kv.tokens(first.id) == 1024);
   e.kv.finish(first.id);
@@ -191,7 +204,14 @@ TEST_CASE_TEMPLATE("O37: a revocation that waits for steps in flight is not made
   for (std::uint64_t seed = 1; seed <= 8; ++seed) {
     CAPTURE(seed);
     // Nine pages a request, adopted and all in frames: 4 are the tail, 1 will be its hot rows, 4 are lent.
-    engine<lazy, S> e{make_deferred_space<S>(seed), {.frames = 45, .host_pages = 200, .requests = 7, .max_batch = 6, .max_tokens = 512, .hot_rows = 16, .steps_in_flight = 5}};
+    engine<lazy, S> e{make_deferred_space<S>(seed),
+                      {.frames = 45,
+                       .host_pages = 200,
+                       .requests = 7,
+                       .max_batch = 6,
+                       .max_tokens = 512,
+                       .hot_rows = 16,
+                       .steps_in_flight = 5}};
     std::vector<session> all;
     for (int i = 0; i < 5; ++i) {
       all.push_back(e.start(512));
@@ -222,7 +242,8 @@ TEST_CASE_TEMPLATE("O37: a revocation that waits for steps in flight is not made
       CHECK(out_of_balance(e.kv) == "");
     };
     check_two();
-    CHECK_THROWS_WITH_AS(e.kv.begin_step(e.main, {{&*id, 1}}), doctest::Contains("begin_step: request"), std::invalid_argument);
+    CHECK_THROWS_WITH_AS(e.kv.begin_step(e.main, {{&*id, 1}}), doctest::Contains("begin_step: request"),
+                         std::invalid_argument);
     for (int retry = 0; retry < 2; ++retry) {
       e.run_step(who, 1, 0, select);
       check_two();
@@ -252,7 +273,14 @@ TEST_CASE_TEMPLATE("O37: a revocation that waits for steps in flight is not made
 // handed back at most. A page move is a page backed up, restored, revoked or refilled; the bound is 2 a committed row.
 TEST_CASE_TEMPLATE("O38: load that comes and goes neither starves nor thrashes", S, EBB_SPACES) {
   int const phase_steps = times<S>(200, 60);
-  engine<lending, S> e{make_space<S>(), {.frames = 3 * 75, .host_pages = 6 * 88, .requests = 8, .max_batch = 6, .max_tokens = 1400, .hot_rows = 16, .refill_bytes = 4 * 16 * 16}};
+  engine<lending, S> e{make_space<S>(),
+                       {.frames = 3 * 75,
+                        .host_pages = 6 * 88,
+                        .requests = 8,
+                        .max_batch = 6,
+                        .max_tokens = 1400,
+                        .hot_rows = 16,
+                        .refill_bytes = 4 * 16 * 16}};
   random_rows select{38};
   std::vector<std::unique_ptr<session>> live;
   std::map<int, long long> revoked_at;  // of each slot, our step
@@ -272,7 +300,9 @@ TEST_CASE_TEMPLATE("O38: load that comes and goes neither starves nor thrashes",
       if (r.revoked_at > 0 && (last.second || r.revoked_at != last.first->second)) revoked_at[one->id.slot] = now;
       last.first->second = r.revoked_at;
       bool filling = false;
-      for (page_record const& p : r.pages) filling |= p.at.frame != frame_id::none && !p.mapped && p.backed == 16 && e.kv.allocator().book().frames[p.at.frame].state == frame_state::filling;
+      for (page_record const& p : r.pages)
+        filling |= p.at.frame != frame_id::none && !p.mapped && p.backed == 16 &&
+                   e.kv.allocator().book().frames[p.at.frame].state == frame_state::filling;
       if (filling && revoked_at.count(one->id.slot) > 0) CHECK(now - revoked_at[one->id.slot] >= 10);
     }
     CHECK(e.kv.pools().frames_filling <= 8);  // of this step and the last
@@ -312,7 +342,8 @@ TEST_CASE_TEMPLATE("O38: load that comes and goes neither starves nor thrashes",
   for (std::size_t from = 0; from + 100 < committed.size(); ++from) REQUIRE(committed[from + 100] > committed[from]);
   counters const c = e.kv.counts();
   std::uint64_t const moves = c.pages.revoked + c.pages.refilled + c.pages.restored + c.pages.backed_up;
-  MESSAGE(moves << " page moves, " << rows << " committed rows, " << c.pages.revoked << " revoked, " << c.pages.refilled << " refilled");
+  MESSAGE(moves << " page moves, " << rows << " committed rows, " << c.pages.revoked << " revoked, " << c.pages.refilled
+                << " refilled");
   CHECK(moves < 2 * static_cast<std::uint64_t>(rows));
   CHECK(c.pages.revoked > 0);
   if (phase_steps == 200) CHECK(c.pages.refilled > 0);
@@ -322,7 +353,8 @@ TEST_CASE_TEMPLATE("O38: load that comes and goes neither starves nor thrashes",
 // The queue is the engine's: what the library gives are `hold` and answers that say whether waiting helps. 60 frames, 40 of them taken by
 // requests of one page of which one ends in every step. The engine lets at most 4 pass, then holds room for the big one.
 TEST_CASE_TEMPLATE("O45: a big request is passed by a few small ones, then gets its turn", S, EBB_SPACES) {
-  engine<whole, S> e{make_space<S>(), {.frames = 60, .host_pages = 200, .requests = 100, .max_batch = 100, .max_tokens = 640}};
+  engine<whole, S> e{make_space<S>(),
+                     {.frames = 60, .host_pages = 200, .requests = 100, .max_batch = 100, .max_tokens = 640}};
   std::deque<request_id> running;
   for (int i = 0; i < 40; ++i) running.push_back(or_throw(e.kv.admit(16)));
   CHECK(e.kv.pools().frames - e.kv.pools().frames_promised == 20);
@@ -379,7 +411,10 @@ TEST_CASE_TEMPLATE("O45: a big request is passed by a few small ones, then gets 
 
 // The scenario's numbers: 64 MiB are 4,096 pages of 16 KiB.
 TEST_CASE_TEMPLATE("O46: the host pool hands out all it has, whatever its pieces", S, EBB_SPACES) {
-  engine<kilobyte_rows, S> e{make_space<S>(), {.frames = 40, .host_pages = 4096, .requests = 260, .max_batch = 4, .max_tokens = 65'536, .hot_rows = 16}, std::size_t{80} << 20};
+  engine<kilobyte_rows, S> e{
+      make_space<S>(),
+      {.frames = 40, .host_pages = 4096, .requests = 260, .max_batch = 4, .max_tokens = 65'536, .hot_rows = 16},
+      std::size_t{80} << 20};
   CHECK(e.kv.pools().host_bytes == std::int64_t{64} << 20);
   CHECK(e.kv.pools().host_pages_free == 4096);
   random_rows select{46};
@@ -399,7 +434,9 @@ TEST_CASE_TEMPLATE("O46: the host pool hands out all it has, whatever its pieces
   int held = 0;
   for (int i = 0; i < 1000; ++i) {
     int const pages = 1 + static_cast<int>(select.next() % 40);
-    auto const id = live.size() < 200 && held + pages <= 4096 && select.next() % 3 != 0 ? e.kv.admit(pages * 16) : outcome<request_id>{refused{shortage{}}};
+    auto const id = live.size() < 200 && held + pages <= 4096 && select.next() % 3 != 0
+                        ? e.kv.admit(pages * 16)
+                        : outcome<request_id>{refused{shortage{}}};
     if (id && e.kv.ready(*id)) {
       e.kv.reserve_import(*id, pages * 16);
       live.push_back(*id);

@@ -30,17 +30,27 @@ struct random_calls {
   using space_type = gated_space<S>;
   engine<P, space_type> e;
   host::generator numbers;
-  std::vector<session> live{};        ///< with history, running
-  std::vector<session> importing{};   ///< their room reserved, copies under way or not
-  std::vector<session> pending{};     ///< admitted or resumed, frames on their way
+  std::vector<session> live{};       ///< with history, running
+  std::vector<session> importing{};  ///< their room reserved, copies under way or not
+  std::vector<session> pending{};    ///< admitted or resumed, frames on their way
   std::vector<session> preempted{};
   std::vector<frame_id> taken{};
   std::vector<take_id> takes{};
-  int nested = 0;                     ///< allocations that revoked loans
+  int nested = 0;  ///< allocations that revoked loans
   int kinds[9]{};
 
   random_calls(S const& space, std::uint64_t seed)
-      : e{space_type{space}, {.frames = 32, .host_pages = 64, .requests = 6, .max_batch = 4, .max_tokens = 64, .hot_rows = 8, .steps_in_flight = 2, .refill_bytes = 4 * 64}, std::size_t{4} << 20}, numbers{seed} {}
+      : e{space_type{space},
+          {.frames = 32,
+           .host_pages = 64,
+           .requests = 6,
+           .max_batch = 4,
+           .max_tokens = 64,
+           .hot_rows = 8,
+           .steps_in_flight = 2,
+           .refill_bytes = 4 * 64},
+          std::size_t{4} << 20},
+        numbers{seed} {}
 
   bool chance(int of) { return numbers.below(of) == 0; }
   session pick(std::vector<session>& from) {
@@ -98,7 +108,9 @@ struct random_calls {
     }
     int const queries = 1 + numbers.below(2);
     std::vector<int> accepted;
-    for (session const* s : who) accepted.push_back(static_cast<int>(std::min<std::int64_t>(numbers.below(queries + 1), s->tokens_max - s->tokens)));
+    for (session const* s : who)
+      accepted.push_back(
+          static_cast<int>(std::min<std::int64_t>(numbers.below(queries + 1), s->tokens_max - s->tokens)));
     e.run_step(who, queries, accepted, random_rows{static_cast<std::uint32_t>(numbers.next())});
   }
   /// What waits for something that is there now.
@@ -196,7 +208,8 @@ void check_balance_over(S const& space, std::uint64_t seed, int calls) {
 }
 
 // 32 frames and 64 host pages. Demotion is revocation by take or admission, promotion is resumption and refill.
-TEST_CASE_TEMPLATE("O17: after each of 10,000 random calls every page is in exactly one state, and the states add up", S, EBB_SPACES) {
+TEST_CASE_TEMPLATE("O17: after each of 10,000 random calls every page is in exactly one state, and the states add up",
+                   S, EBB_SPACES) {
   int const calls = lanes_are_threads<S> ? 1'000 : 10'000;
   check_balance_over<small_rows>(make_space<S>(), 17, calls);
   check_balance_over<small_rows_each_step>(make_space<S>(), 18, calls);
@@ -206,7 +219,8 @@ TEST_CASE_TEMPLATE("O17: after each of 10,000 random calls every page is in exac
 #if !defined(__CUDACC__)
 TEST_CASE_TEMPLATE("O17: the states add up in whatever order the streams advance", S, EBB_SPACES) {
   int const calls = lanes_are_threads<S> ? 500 : 3'000;
-  for (std::uint64_t seed = 20; seed < 24; ++seed) check_balance_over<small_rows>(make_deferred_space<S>(seed), seed, calls);
+  for (std::uint64_t seed = 20; seed < 24; ++seed)
+    check_balance_over<small_rows>(make_deferred_space<S>(seed), seed, calls);
 }
 #endif
 

@@ -18,7 +18,7 @@ namespace ebb::testing {
 
 /// What a row must hold. Row −1: no row, the metadata's filler. Key 0: a row of zeroes.
 struct row_pattern {
-  std::uint32_t key = 0;      ///< of a request's life: its slot and incarnation
+  std::uint32_t key = 0;  ///< of a request's life: its slot and incarnation
   std::int32_t source = 0;
   std::int32_t row = -1;
   std::uint32_t version = 0;  ///< of all writes in the scenario, which one
@@ -34,7 +34,8 @@ EBB_FN constexpr std::uint8_t byte_of(row_pattern const& p, int i) {
   return static_cast<std::uint8_t>((x ^ (x >> 14)) >> 8 * (i % 4));
 }
 EBB_FN inline std::byte* byte_at(source_view const& v, std::int64_t address, int i) {
-  return i < v.layout.row.in_row ? v.base + v.layout.in_row_offset(address) + i : v.base + v.layout.page_end_offset(address) + (i - v.layout.row.in_row);
+  return i < v.layout.row.in_row ? v.base + v.layout.in_row_offset(address) + i
+                                 : v.base + v.layout.page_end_offset(address) + (i - v.layout.row.in_row);
 }
 
 /// What was found wrong: addresses that are there and should not be, or the other way round; bytes of rows; fillers; lengths.
@@ -82,7 +83,8 @@ struct check_rows_body {
       }
       std::int64_t const at = address_of(entry);
       bool same = true;
-      for (int i = 0; i < view.layout.row.total(); ++i) same = same && *byte_at(view, at, i) == std::byte{byte_of(want, i)};
+      for (int i = 0; i < view.layout.row.total(); ++i)
+        same = same && *byte_at(view, at, i) == std::byte{byte_of(want, i)};
       if (!same) t.add(wrong + (want.key == 0 ? wrong_filler : wrong_bytes), 1u);
     }
     if constexpr (metadata::packed) {
@@ -132,13 +134,19 @@ class watched_space : public S {
     ++seen->runs;
     S::run(on, items, body);
   }
-  std::shared_ptr<std::byte> device_memory(std::size_t bytes) const { return with_canary(S::device_memory(bytes + canary), bytes, seen->device); }
-  std::shared_ptr<std::byte> shared_memory(std::size_t bytes) const { return with_canary(S::shared_memory(bytes + canary), bytes, seen->shared); }
+  std::shared_ptr<std::byte> device_memory(std::size_t bytes) const {
+    return with_canary(S::device_memory(bytes + canary), bytes, seen->device);
+  }
+  std::shared_ptr<std::byte> shared_memory(std::size_t bytes) const {
+    return with_canary(S::shared_memory(bytes + canary), bytes, seen->shared);
+  }
   std::shared_ptr<std::byte> history_memory(std::size_t bytes, host_kind kind) const {
     seen->kinds.push_back(kind);
     return with_canary(S::history_memory(bytes + canary, kind), bytes, seen->history);
   }
-  long long allocations() const { return static_cast<long long>(seen->device.size() + seen->shared.size() + seen->history.size()); }
+  long long allocations() const {
+    return static_cast<long long>(seen->device.size() + seen->shared.size() + seen->history.size());
+  }
 
   /// Blocks whose canary was overwritten.
   int dead_canaries() const {
@@ -165,7 +173,8 @@ class watched_space : public S {
  private:
   static constexpr std::size_t canary = 48;
   static constexpr std::byte alive{0xC7};
-  std::shared_ptr<std::byte> with_canary(std::shared_ptr<std::byte> memory, std::size_t bytes, std::vector<block>& list) const {
+  std::shared_ptr<std::byte> with_canary(std::shared_ptr<std::byte> memory, std::size_t bytes,
+                                         std::vector<block>& list) const {
     auto const stream = S::make_stream();
     S::run(stream, 1, fill_body{memory.get() + bytes, static_cast<std::int64_t>(canary), alive});
     S::synchronize(S::record(stream));
@@ -184,23 +193,28 @@ std::string out_of_balance(Kv const& kv) {
   for (request_record const& r : book.requests()) {
     int framed = 0;
     int lent = 0;
-    if (r.phase == phase::vacant && (!r.pages.empty() || !r.hot.empty() || !r.idle.empty())) return "a vacant slot holds something";
+    if (r.phase == phase::vacant && (!r.pages.empty() || !r.hot.empty() || !r.idle.empty()))
+      return "a vacant slot holds something";
     for (int p = 0; p < static_cast<int>(r.pages.size()); ++p) {
       map_entry const at = book.page(r, p).at;
-      if (at.host == host_page_id::none || !book.hosts.is_used(index(at.host)) || !hosts.insert(index(at.host)).second) return "host page " + std::to_string(index(at.host)) + ": free or held twice";
+      if (at.host == host_page_id::none || !book.hosts.is_used(index(at.host)) || !hosts.insert(index(at.host)).second)
+        return "host page " + std::to_string(index(at.host)) + ": free or held twice";
       if (at.frame == frame_id::none) continue;
       if (!frames.insert(index(at.frame)).second) return frame(at.frame) + "held twice";
       frame_record const& f = book.frames[at.frame];
       if (f.slot != r.id.slot || f.page != p) return frame(at.frame) + "its record names another holder";
-      if (f.state == frame_state::free || f.state == frame_state::taken) return frame(at.frame) + "held by a page and free";
+      if (f.state == frame_state::free || f.state == frame_state::taken)
+        return frame(at.frame) + "held by a page and free";
       ++framed;
       lent += f.state == frame_state::lent;
     }
-    if (framed != r.framed || lent != r.lent) return "slot " + std::to_string(r.id.slot) + ": counts of pages in frames are wrong";
+    if (framed != r.framed || lent != r.lent)
+      return "slot " + std::to_string(r.id.slot) + ": counts of pages in frames are wrong";
     for (auto const* list : {&r.hot, &r.idle}) {
       for (frame_id f : *list) {
         if (!frames.insert(index(f)).second) return frame(f) + "held twice";
-        if (book.frames[f].state != frame_state::required || book.frames[f].slot != r.id.slot) return frame(f) + "hot or idle, not required";
+        if (book.frames[f].state != frame_state::required || book.frames[f].slot != r.id.slot)
+          return frame(f) + "hot or idle, not required";
       }
     }
   }
@@ -209,13 +223,17 @@ std::string out_of_balance(Kv const& kv) {
     frame_state const s = book.frames[frame_id{f}].state;
     ++counts[static_cast<int>(s)];
     bool const held = frames.count(f) > 0;
-    if (s == frame_state::free || s == frame_state::taken ? held : !held && s != frame_state::revoking) return frame(frame_id{f}) + "state and holder disagree";
+    if (s == frame_state::free || s == frame_state::taken ? held : !held && s != frame_state::revoking)
+      return frame(frame_id{f}) + "state and holder disagree";
   }
   gauges const g = kv.pools();
-  int const shown[frame_states] = {g.frames_free, g.frames_required, g.frames_lent, g.frames_taken, g.frames_filling, g.frames_revoking};
+  int const shown[frame_states] = {g.frames_free,  g.frames_required, g.frames_lent,
+                                   g.frames_taken, g.frames_filling,  g.frames_revoking};
   int all = 0;
   for (int s = 0; s < frame_states; ++s) {
-    if (counts[s] != shown[s]) return "frames in state " + std::to_string(s) + ": " + std::to_string(counts[s]) + ", gauge " + std::to_string(shown[s]);
+    if (counts[s] != shown[s])
+      return "frames in state " + std::to_string(s) + ": " + std::to_string(counts[s]) + ", gauge " +
+             std::to_string(shown[s]);
     all += counts[s];
   }
   if (all != g.frames) return "frames do not add up";
@@ -228,8 +246,8 @@ struct session {
   request_id id;
   std::uint32_t key = 0;
   std::int64_t tokens_max = 0;
-  std::int64_t tokens = 0;               ///< committed
-  std::vector<std::uint32_t> versions{}; ///< of every token, the write it has
+  std::int64_t tokens = 0;                ///< committed
+  std::vector<std::uint32_t> versions{};  ///< of every token, the write it has
 };
 
 /// An engine in small: admits and imports, runs steps whose rows are written and checked by bodies, and knows what must be found.
@@ -271,7 +289,9 @@ class engine {
     if (tokens > 0) import(s, tokens);
     return s;
   }
-  session name(request_id id, std::int64_t tokens_max) const { return {id, id.incarnation * 4096 + static_cast<std::uint32_t>(id.slot) + 1, tokens_max}; }
+  session name(request_id id, std::int64_t tokens_max) const {
+    return {id, id.incarnation * 4096 + static_cast<std::uint32_t>(id.slot) + 1, tokens_max};
+  }
   /// Brings history up to `tokens` in; rows lie `padding` bytes apart.
   void import(session& s, std::int64_t tokens, int padding = 0) {
     kv.reserve_import(s.id, tokens);
@@ -329,8 +349,8 @@ class engine {
     std::vector<std::int32_t*> selections;        ///< of each group: [padded · queries][top_k]
     std::vector<std::vector<row_pattern*>> rows;  ///< of each group and source of its set: [padded · queries][width]
     std::vector<std::vector<typename metadata::ref>> out;
-    std::vector<std::int32_t*> lengths;           ///< of each group
-    std::vector<std::int64_t> checks;             ///< rows to compare, filled anew by `fill`
+    std::vector<std::int32_t*> lengths;  ///< of each group
+    std::vector<std::int64_t> checks;    ///< rows to compare, filled anew by `fill`
   };
   buffers make_buffers(int padded, int queries) {
     buffers b{padded, queries, {}, {}, {}, {}, {}, {0}};
@@ -344,7 +364,8 @@ class engine {
       for (int k = 0; k < kv.local().sources_of_set(kv.local().set_of_group(g)); ++k) {
         b.rows.back().push_back(take<row_pattern>(n * static_cast<std::size_t>(width)));
         auto* const entries = take<entry>(n * static_cast<std::size_t>(width));
-        std::fill_n(reinterpret_cast<std::uint32_t*>(entries), n * static_cast<std::size_t>(width) * (sizeof(entry) / 4), 123456u);
+        std::fill_n(reinterpret_cast<std::uint32_t*>(entries),
+                    n * static_cast<std::size_t>(width) * (sizeof(entry) / 4), 123456u);
         if constexpr (metadata::packed) {
           auto* const lengths = take<std::int32_t>(n);
           std::fill_n(lengths, n, 123456);
@@ -398,14 +419,19 @@ class engine {
     kv.addresses(main, s);
     for (int source = 0; source < kv.local().sources(); ++source) {
       source_id const id = kv.local().id_of_source(source);
-      space.run(main, n, write_rows_body{kv.view(id), kv.write_addresses(id), b.writes[static_cast<std::size_t>(source)], wrong_.data()});
+      space.run(main, n,
+                write_rows_body{kv.view(id), kv.write_addresses(id), b.writes[static_cast<std::size_t>(source)],
+                                wrong_.data()});
     }
     for (int g = 0; g < kv.local().groups(); ++g) {
       std::size_t const at = static_cast<std::size_t>(g);
       kv.resolve(main, s, kv.local().id_of_group(g), b.selections[at], b.out[at][0]);
-      for (std::size_t k = 1; k < b.out[at].size(); ++k) kv.replay(main, s, kv.local().id_of_group(g), source_of(g, static_cast<int>(k)), b.out[at][k]);
+      for (std::size_t k = 1; k < b.out[at].size(); ++k)
+        kv.replay(main, s, kv.local().id_of_group(g), source_of(g, static_cast<int>(k)), b.out[at][k]);
       for (std::size_t k = 0; k < b.out[at].size(); ++k) {
-        space.run(main, n, check_rows_body<P>{kv.view(source_of(g, static_cast<int>(k))), b.out[at][k], b.rows[at][k], b.lengths[at], wrong_.data()});
+        space.run(main, n,
+                  check_rows_body<P>{kv.view(source_of(g, static_cast<int>(k))), b.out[at][k], b.rows[at][k],
+                                     b.lengths[at], wrong_.data()});
       }
     }
   }
@@ -417,7 +443,8 @@ class engine {
   }
   /// A whole step, eager; `accepted` of every request.
   template <class Select>
-  ticket run_step(std::vector<session*> const& who, int queries, std::vector<int> const& accepted, Select select, int padded = 0) {
+  ticket run_step(std::vector<session*> const& who, int queries, std::vector<int> const& accepted, Select select,
+                  int padded = 0) {
     step const s = begin(who, queries, padded);
     buffers const b = make_buffers(s.padded, queries);
     fill(b, select);
@@ -448,7 +475,8 @@ class engine {
   page_record const& page(session const& s, int p) const { return record(s).pages[static_cast<std::size_t>(p)]; }
   row_pattern pattern(session const& s, int source, std::int64_t row) const {
     int const r = kv.local().ratio(source);
-    return {s.key, index(kv.local().id_of_source(source)), static_cast<std::int32_t>(row), s.versions[static_cast<std::size_t>((row + 1) * r - 1)]};
+    return {s.key, index(kv.local().id_of_source(source)), static_cast<std::int32_t>(row),
+            s.versions[static_cast<std::size_t>((row + 1) * r - 1)]};
   }
   /// Memory that bodies read, until the next `settle`.
   template <class T>
@@ -462,7 +490,9 @@ class engine {
   }
 
  private:
-  source_id source_of(int group, int k) const { return kv.local().id_of_source(kv.local().source_of_set(kv.local().set_of_group(group), k)); }
+  source_id source_of(int group, int k) const {
+    return kv.local().id_of_source(kv.local().source_of_set(kv.local().set_of_group(group), k));
+  }
 
   template <class Select>
   void fill_query(buffers const& b, int g, int i, int j, Select& select) {
@@ -474,7 +504,8 @@ class engine {
     std::int64_t const rows = s != nullptr && s->tokens + j < s->tokens_max ? (s->tokens + j + 1) / r : 0;
     std::vector<int> found;
     for (int c = 0; c < P::top_k; ++c) {
-      int const position = s != nullptr ? static_cast<int>(select(*s, g, j, c, rows)) : 7 * c;  // padded rows: stale positions
+      int const position =
+          s != nullptr ? static_cast<int>(select(*s, g, j, c, rows)) : 7 * c;  // padded rows: stale positions
       b.selections[at][query * P::top_k + c] = position;
       bool const valid = position >= 0 && position < rows;
       if (valid || !metadata::packed) found.push_back(valid ? position : -1);
@@ -484,10 +515,13 @@ class engine {
     for (std::size_t k = 0; k < b.rows[at].size(); ++k) {
       int const source = kv.local().source_of_set(set, static_cast<int>(k));
       row_pattern filler{};
-      if (metadata::packed) filler = s != nullptr && s->tokens / r > 0 ? pattern(*s, source, s->tokens / r - 1) : row_pattern{0, 0, 0, 0};
+      if (metadata::packed)
+        filler = s != nullptr && s->tokens / r > 0 ? pattern(*s, source, s->tokens / r - 1) : row_pattern{0, 0, 0, 0};
       for (int c = 0; c < width; ++c) {
         row_pattern& want = b.rows[at][k][query * width + c];
-        want = c < entries && found[static_cast<std::size_t>(c)] >= 0 ? pattern(*s, source, found[static_cast<std::size_t>(c)]) : filler;
+        want = c < entries && found[static_cast<std::size_t>(c)] >= 0
+                   ? pattern(*s, source, found[static_cast<std::size_t>(c)])
+                   : filler;
         checked += want.row >= 0;
       }
     }

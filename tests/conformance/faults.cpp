@@ -41,11 +41,19 @@ constexpr int times(int serial, int threads) {
 }
 
 // The scenario's numbers.
-TEST_CASE_TEMPLATE("O19: a request that finishes with three backups outstanding gives everything back once", S, EBB_SPACES) {
+TEST_CASE_TEMPLATE("O19: a request that finishes with three backups outstanding gives everything back once", S,
+                   EBB_SPACES) {
   int const cycles = times<S>(50, 4);
   for (std::uint64_t seed = 1; seed <= 10; ++seed) {
     CAPTURE(seed);
-    engine<small, S> e{make_deferred_space<S>(seed), {.frames = 24, .host_pages = 64, .requests = 3, .max_batch = 2, .max_tokens = 256, .hot_rows = 16, .steps_in_flight = 6}};
+    engine<small, S> e{make_deferred_space<S>(seed),
+                       {.frames = 24,
+                        .host_pages = 64,
+                        .requests = 3,
+                        .max_batch = 2,
+                        .max_tokens = 256,
+                        .hot_rows = 16,
+                        .steps_in_flight = 6}};
     random_rows select{static_cast<std::uint32_t>(seed)};
     session other = e.start(256, 40);
     e.run_step({&other}, 1, 0, select);
@@ -109,7 +117,9 @@ TEST_CASE_TEMPLATE("O19: a request that finishes with three backups outstanding 
 
 // The scenario's numbers; 5 queries are reserved for in every step, 0 to 5 of them accepted in turn.
 TEST_CASE_TEMPLATE("O21: a request holds the pages of its length, and readers see no more", S, EBB_SPACES) {
-  engine<small, S> e{make_space<S>(), {.frames = 450, .host_pages = 450, .requests = 6, .max_batch = 6, .max_tokens = 1100, .hot_rows = 16}};
+  engine<small, S> e{
+      make_space<S>(),
+      {.frames = 450, .host_pages = 450, .requests = 6, .max_batch = 6, .max_tokens = 1100, .hot_rows = 16}};
   int const steps = times<S>(200, 60);
   std::vector<session> all;
   for (int length : {15, 16, 17, 31, 32, 33}) all.push_back(e.start(1100, length));
@@ -120,12 +130,18 @@ TEST_CASE_TEMPLATE("O21: a request holds the pages of its length, and readers se
   auto const select = [&](session const& s, int g, int j, int c, std::int64_t rows) -> std::int64_t {
     std::int64_t const page_end = (rows + 15) / 16 * 16;
     switch (c) {
-      case 0: return rows - 1;
-      case 1: return rows;
-      case 2: return page_end - 1;
-      case 3: return page_end;
-      case 4: return page_end + 16;
-      default: return other(s, g, j, c, rows);
+      case 0:
+        return rows - 1;
+      case 1:
+        return rows;
+      case 2:
+        return page_end - 1;
+      case 3:
+        return page_end;
+      case 4:
+        return page_end + 16;
+      default:
+        return other(s, g, j, c, rows);
     }
   };
   for (int i = 0; i < steps; ++i) {
@@ -160,7 +176,9 @@ TEST_CASE_TEMPLATE("O21: a request holds the pages of its length, and readers se
 TEST_CASE_TEMPLATE("O22: history of any length comes in, its partial page as tail", S, EBB_SPACES) {
   for (std::int64_t length : {0, 1, 63, 64, 65, 32019}) {
     CAPTURE(length);
-    engine<mixed, S> e{make_space<S>(), {.frames = 40, .host_pages = 600, .requests = 4, .max_batch = 4, .max_tokens = 33'000, .hot_rows = 64}};
+    engine<mixed, S> e{
+        make_space<S>(),
+        {.frames = 40, .host_pages = 600, .requests = 4, .max_batch = 4, .max_tokens = 33'000, .hot_rows = 64}};
     random_rows select{static_cast<std::uint32_t>(length) + 1};
     session a = e.start(1000, 200);
     session b = e.start(1000, 64);
@@ -168,7 +186,8 @@ TEST_CASE_TEMPLATE("O22: history of any length comes in, its partial page as tai
     e.run_step({&a, &b, &c}, 2, 1, select);
     session late = e.start(33'000);
     if (length == 0) {
-      CHECK_THROWS_WITH_AS(e.kv.reserve_import(late.id, 0), "reserve_import: tokens is 0; legal: 1 to 33000", std::invalid_argument);
+      CHECK_THROWS_WITH_AS(e.kv.reserve_import(late.id, 0), "reserve_import: tokens is 0; legal: 1 to 33000",
+                           std::invalid_argument);
     } else {
       e.import(late, length, length == 65 ? 5 : 0);
     }
@@ -179,11 +198,12 @@ TEST_CASE_TEMPLATE("O22: history of any length comes in, its partial page as tai
       CHECK(e.kv.allocator().book().frames[last.at.frame].state == frame_state::required);
     }
     for (int i = 0; i < 3; ++i) {
-      e.run_step({&a, &b, &c, &late}, 3, i, [&](session const& s, int g, int j, int col, std::int64_t rows) -> std::int64_t {
-        std::int64_t const last = length / (g == 0 ? 1 : 4) - 1;
-        if (&s == &late && col < 2) return last - col;
-        return select(s, g, j, col, rows);
-      });
+      e.run_step({&a, &b, &c, &late}, 3, i,
+                 [&](session const& s, int g, int j, int col, std::int64_t rows) -> std::int64_t {
+                   std::int64_t const last = length / (g == 0 ? 1 : 4) - 1;
+                   if (&s == &late && col < 2) return last - col;
+                   return select(s, g, j, col, rows);
+                 });
     }
     CHECK(out_of_balance(e.kv) == "");
     e.settle();
@@ -195,7 +215,8 @@ TEST_CASE_TEMPLATE("O22: history of any length comes in, its partial page as tai
 TEST_CASE_TEMPLATE("O23: the last slot, the last row and the last query stay in their arrays", S, EBB_SPACES) {
   using W = watched_space<S>;
   W const space{make_space<S>()};
-  engine<small, W> e{space, {.frames = 45, .host_pages = 35, .requests = 5, .max_batch = 5, .max_tokens = 100, .hot_rows = 16}};
+  engine<small, W> e{
+      space, {.frames = 45, .host_pages = 35, .requests = 5, .max_batch = 5, .max_tokens = 100, .hot_rows = 16}};
   random_rows select{23};
   std::vector<session> all;
   for (int i = 0; i < 5; ++i) all.push_back(e.start(100, 99));
@@ -218,13 +239,17 @@ TEST_CASE_TEMPLATE("O23: the last slot, the last row and the last query stay in 
     CHECK(e.record(s).pages.size() == 7);
   }
   request_id const full = all.back().id;
-  CHECK_THROWS_WITH_AS(e.kv.begin_step(e.main, {{&full, 1}}), "begin_step: tokens is 100; legal: less than the request's tokens_max, 100", std::invalid_argument);
-  CHECK_THROWS_WITH_AS(e.kv.begin_step(e.main, {{&full, 1}, 6}), "begin_step: queries is 6; legal: 1 to 5", std::invalid_argument);
+  CHECK_THROWS_WITH_AS(e.kv.begin_step(e.main, {{&full, 1}}),
+                       "begin_step: tokens is 100; legal: less than the request's tokens_max, 100",
+                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(e.kv.begin_step(e.main, {{&full, 1}, 6}), "begin_step: queries is 6; legal: 1 to 5",
+                       std::invalid_argument);
   CHECK_THROWS_AS(e.kv.reserve_import(full, 101), std::invalid_argument);
   // Everything is still there, in every row of the highest slot.
   e.truncate(all.back(), 99);
   for (int first = 0; first < 100; first += 8) {
-    e.run_step({&all.back()}, 1, 0, [&](session const&, int, int, int c, std::int64_t) -> std::int64_t { return first + c; });
+    e.run_step({&all.back()}, 1, 0,
+               [&](session const&, int, int, int c, std::int64_t) -> std::int64_t { return first + c; });
   }
   e.settle();
   CHECK(space.dead_canaries() == 0);
@@ -261,7 +286,8 @@ class failing_space : public S {
         *failed = true;
         throw std::runtime_error{"too many resources requested for launch"};
       }
-      if (now == on_its_way) return S::call(on, [] { throw std::runtime_error{"an illegal memory access was encountered"}; });
+      if (now == on_its_way)
+        return S::call(on, [] { throw std::runtime_error{"an illegal memory access was encountered"}; });
     }
     S::run(on, items, body);
   }
@@ -278,7 +304,8 @@ class failing_space : public S {
 template <class S>
 struct eight_pages {
   explicit eight_pages(S const& space, copy_kind what)
-      : e{space, {.frames = 20, .host_pages = 64, .requests = 2, .max_batch = 2, .max_tokens = 512, .hot_rows = 16}}, kind{what} {
+      : e{space, {.frames = 20, .host_pages = 64, .requests = 2, .max_batch = 2, .max_tokens = 512, .hot_rows = 16}},
+        kind{what} {
     if (kind == copy_kind::refill) {
       auto const frames = taken();
       a = e.start(512, 316);
@@ -305,7 +332,9 @@ struct eight_pages {
       return;
     }
     if (kind == copy_kind::backup) a.tokens = 128;
-    e.run_step({&a}, 1, 0, [](session const&, int, int, int c, std::int64_t rows) -> std::int64_t { return c < 3 ? c : c == 3 ? rows - 1 : 5 * 16 + c; });
+    e.run_step({&a}, 1, 0, [](session const&, int, int, int c, std::int64_t rows) -> std::int64_t {
+      return c < 3 ? c : c == 3 ? rows - 1 : 5 * 16 + c;
+    });
   }
   /// Everything that was enqueued happens, and a step sees it.
   void see() {
@@ -315,7 +344,9 @@ struct eight_pages {
   }
   std::uint64_t successes() const {
     counters const c = e.kv.counts();
-    return kind == copy_kind::refill ? c.pages.refilled : kind == copy_kind::backup ? c.pages.backed_up : c.imported_bytes / (16 * 24);
+    return kind == copy_kind::refill   ? c.pages.refilled
+           : kind == copy_kind::backup ? c.pages.backed_up
+                                       : c.imported_bytes / (16 * 24);
   }
   engine<small, S> e;
   copy_kind kind;
@@ -344,7 +375,8 @@ TEST_CASE_TEMPLATE("O20: a copy that is refused changes nothing but the list of 
     if (kind == copy_kind::backup) CHECK(page.backed == 0);
     if (kind == copy_kind::backup) CHECK(page.mapped);
     if (kind == copy_kind::import) {
-      CHECK_THROWS_WITH_AS(t.e.kv.publish(t.a.id, 128), doctest::Contains("page 5 of the request in slot 0"), std::runtime_error);
+      CHECK_THROWS_WITH_AS(t.e.kv.publish(t.a.id, 128), doctest::Contains("page 5 of the request in slot 0"),
+                           std::runtime_error);
       CHECK(t.e.kv.tokens(t.a.id) == 0);
     }
     space.refuse_copies({});
@@ -383,7 +415,8 @@ TEST_CASE_TEMPLATE("O20: an error of the device puts the instance out of use", S
         space.drain();
         CHECK_THROWS_AS(t.e.kv.begin_step(t.e.main, {{&t.a.id, 1}}), std::runtime_error);
       }
-      CHECK_THROWS_WITH_AS(t.e.kv.begin_step(t.e.main, {{&t.a.id, 1}}), doctest::Contains("out of use"), std::runtime_error);
+      CHECK_THROWS_WITH_AS(t.e.kv.begin_step(t.e.main, {{&t.a.id, 1}}), doctest::Contains("out of use"),
+                           std::runtime_error);
       CHECK_THROWS_WITH_AS(t.e.kv.admit(16), doctest::Contains("out of use"), std::runtime_error);
       CHECK_THROWS_WITH_AS(t.e.kv.preempt(t.a.id), doctest::Contains("out of use"), std::runtime_error);
       if (kind != copy_kind::import) CHECK(t.successes() == before);

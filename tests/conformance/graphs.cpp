@@ -45,7 +45,10 @@ inline constexpr bool all_variants = times<S>(1, 0) == 1;
 TEST_CASE_TEMPLATE("O25: captured steps allocate nothing and are exact, whatever is allocated between", S, EBB_SPACES) {
   using W = watched_space<S>;
   W const space{make_space<S>()};
-  engine<captured, W> e{space, {.frames = 260, .host_pages = 1000, .requests = 40, .max_batch = 32, .max_tokens = 400, .hot_rows = 16}, std::size_t{64} << 20};
+  engine<captured, W> e{
+      space,
+      {.frames = 260, .host_pages = 1000, .requests = 40, .max_batch = 32, .max_tokens = 400, .hot_rows = 16},
+      std::size_t{64} << 20};
   std::vector<session> all;
   for (int i = 0; i < 40; ++i) all.push_back(e.start(400, i % 4 == 0 ? 20 : 210));
   random_rows select{25};
@@ -86,7 +89,8 @@ TEST_CASE_TEMPLATE("O25: captured steps allocate nothing and are exact, whatever
     }
     plan& p = plans[static_cast<std::size_t>(select.next() % 3)];
     std::vector<session*> some;
-    for (std::size_t at = select.next() % 40; static_cast<int>(some.size()) < p.batch; at = (at + 1) % 40) some.push_back(who[at]);
+    for (std::size_t at = select.next() % 40; static_cast<int>(some.size()) < p.batch; at = (at + 1) % 40)
+      some.push_back(who[at]);
     for (session* s : some) {
       if (s->tokens > 380) e.truncate(*s, s->tokens % 3 == 0 ? 18 : 150);
     }
@@ -112,7 +116,8 @@ void padding(S const& of) {
   using W = watched_space<S>;
   W const space{of};
   // Sizes that no other array has, so that tables are known by them: 11 slots of 32 ways, of 16 in the set of ratio 2; 11 maps of 25 pages.
-  engine<P, W> e{space, {.frames = 90, .host_pages = 250, .requests = 11, .max_batch = 8, .max_tokens = 400, .hot_rows = 32}};
+  engine<P, W> e{space,
+                 {.frames = 90, .host_pages = 250, .requests = 11, .max_batch = 8, .max_tokens = 400, .hot_rows = 32}};
   auto const of_size = [&](std::size_t bytes) {
     std::vector<typename W::block> found;
     for (auto const& b : space.seen->device) {
@@ -198,7 +203,9 @@ void padding(S const& of) {
     CHECK(others(space.look(narrow), 11, batch) == narrow_before);
     CHECK(space.look(map) == map_before);
     CHECK(frames_of_newcomers() == frames_before);
-    auto const seen = [](counters const& c) { return c.tail_hits + c.lent_hits + c.hot_hits + c.misses + c.invalid + c.rejected; };
+    auto const seen = [](counters const& c) {
+      return c.tail_hits + c.lent_hits + c.hot_hits + c.misses + c.invalid + c.rejected;
+    };
     CHECK(seen(after) - seen(before) == static_cast<std::uint64_t>(batch * 2 * 2 * 8));  // queries · groups · top-k
     if (batch == 0) CHECK(after.fetched_rows == before.fetched_rows);
     e.end(s, std::vector<int>(who.size(), 1));
@@ -231,7 +238,8 @@ template <class P, class S>
 void every_entry(S const& of) {
   using W = watched_space<S>;
   W const space{of};
-  engine<P, W> e{space, {.frames = 26, .host_pages = 160, .requests = 5, .max_batch = 5, .max_tokens = 512, .hot_rows = 32}};
+  engine<P, W> e{space,
+                 {.frames = 26, .host_pages = 160, .requests = 5, .max_batch = 5, .max_tokens = 512, .hot_rows = 32}};
   std::vector<session> all;
   for (int length : {0, 3, 31, 37, 500}) all.push_back(e.start(512, length));
   std::vector<session*> who;
@@ -253,15 +261,18 @@ void every_entry(S const& of) {
     auto const b = e.make_buffers(5, 1);  // every entry 123456
     std::uint32_t turn = static_cast<std::uint32_t>(form);
     e.fill(b, [&](session const& one, int, int, int c, std::int64_t rows) {
-      return shape(&one == &all[0] && form < 3 ? 2 : form, c, rows, static_cast<std::int64_t>((turn = turn * 69'069u + 1u) >> 8) % rows);
+      return shape(&one == &all[0] && form < 3 ? 2 : form, c, rows,
+                   static_cast<std::int64_t>((turn = turn * 69'069u + 1u) >> 8) % rows);
     });
     long long const runs = space.seen->runs;
     e.kv.addresses(e.main, s);
-    space.run(e.main, 5, write_rows_body{e.kv.view(source_id{0}), e.kv.write_addresses(source_id{0}), b.writes[0], e.wrong()});
+    space.run(e.main, 5,
+              write_rows_body{e.kv.view(source_id{0}), e.kv.write_addresses(source_id{0}), b.writes[0], e.wrong()});
     CHECK(space.seen->runs == runs + 2);
     e.kv.resolve(e.main, s, group_id{0}, b.selections[0], b.out[0][0]);
     CHECK(space.seen->runs == runs + 3);  // one launch, no separate fill
-    space.run(e.main, 5, check_rows_body<P>{e.kv.view(source_id{0}), b.out[0][0], b.rows[0][0], b.lengths[0], e.wrong()});
+    space.run(e.main, 5,
+              check_rows_body<P>{e.kv.view(source_id{0}), b.out[0][0], b.rows[0][0], b.lengths[0], e.wrong()});
     e.end(s, std::vector<int>(5, form % 2));
     e.settle();
   }
@@ -299,7 +310,10 @@ template <class P, class S>
 void launches(S const& of) {
   using W = watched_space<S>;
   W const space{of};
-  engine<P, W> e{space, {.frames = 300, .host_pages = 600, .requests = 1, .max_batch = 1, .max_tokens = 36'000, .hot_rows = 16'384}, std::size_t{128} << 20};
+  engine<P, W> e{
+      space,
+      {.frames = 300, .host_pages = 600, .requests = 1, .max_batch = 1, .max_tokens = 36'000, .hot_rows = 16'384},
+      std::size_t{128} << 20};
   long long runs = space.seen->runs;
   session a = e.start(36'000, 35'000);
   CHECK(space.seen->runs - runs <= 3);  // import of 547 pages
@@ -352,23 +366,25 @@ struct scripted : policy_defaults {
 TEST_CASE_TEMPLATE("O50: every counter of a scripted step is exact", S, EBB_SPACES) {
   constexpr std::uint64_t bytes = 32;
   S const space = make_space<S>();
-  engine<scripted, S> e{space, {.frames = 12, .host_pages = 40, .requests = 2, .max_batch = 2, .max_tokens = 600, .hot_rows = 64}};
+  engine<scripted, S> e{
+      space, {.frames = 12, .host_pages = 40, .requests = 2, .max_batch = 2, .max_tokens = 600, .hot_rows = 64}};
   session a = e.start(600, 318);  // 20 pages: 17 to 19 are the tail, 4 frames are hot rows, 5 pages lent
   REQUIRE(e.record(a).hot.size() == 4);
   REQUIRE(e.record(a).lent == 5);
   REQUIRE(e.page(a, 12).at.frame != frame_id::none);
   CHECK(e.kv.counts().imported_bytes == 318 * bytes);
   auto const nothing = [](session const&, int, int, int, std::int64_t) { return std::int64_t{-1}; };
-  e.run_step({&a}, 1, 0, [](session const&, int, int, int c, std::int64_t) -> std::int64_t { return c < 20 ? c * 3 : -1; });
+  e.run_step({&a}, 1, 0,
+             [](session const&, int, int, int c, std::int64_t) -> std::int64_t { return c < 20 ? c * 3 : -1; });
   e.settle();
   counters const before = e.kv.counts();
   CHECK(before.fetched_rows == 20);
   e.run_step({&a}, 3, 2, [](session const&, int, int j, int c, std::int64_t rows) -> std::int64_t {
     int const i = j * 59 + c;
-    if (i < 100) return i % 20 * 3;                         // hot
-    if (i < 140) return 12 * 16 + i % 80;                   // lent
-    if (i < 160) return 17 * 16 + i % 40;                   // tail
-    if (i < 172) return 100 + i % 7;                        // 7 rows, 12 times
+    if (i < 100) return i % 20 * 3;        // hot
+    if (i < 140) return 12 * 16 + i % 80;  // lent
+    if (i < 160) return 17 * 16 + i % 40;  // tail
+    if (i < 172) return 100 + i % 7;       // 7 rows, 12 times
     if (i < 174) return -1;
     return rows + i;
   });

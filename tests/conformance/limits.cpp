@@ -39,13 +39,17 @@ struct lazy : eight_ways {
 
 // S = 8 takes pages of 8 tokens. The documented tie rule: the least place in the probe list, here the least way and so the least address.
 TEST_CASE_TEMPLATE("O39: the victims are the rows not used since, ties by place", S, EBB_SPACES) {
-  engine<eight_ways, S> e{make_space<S>(), {.frames = 8, .host_pages = 16, .requests = 1, .max_batch = 1, .max_tokens = 128, .hot_rows = 8}};
+  engine<eight_ways, S> e{
+      make_space<S>(),
+      {.frames = 8, .host_pages = 16, .requests = 1, .max_batch = 1, .max_tokens = 128, .hot_rows = 8}};
   session a = e.start(128, 100);
   std::vector<std::int32_t> address(10, -1);
   auto const select = [&](std::vector<int> const& rows) {
     step const s = e.begin({&a}, 1);
     auto const b = e.make_buffers(1, 1);
-    e.fill(b, [&](session const&, int, int, int c, std::int64_t) -> std::int64_t { return c < static_cast<int>(rows.size()) ? rows[static_cast<std::size_t>(c)] : -1; });
+    e.fill(b, [&](session const&, int, int, int c, std::int64_t) -> std::int64_t {
+      return c < static_cast<int>(rows.size()) ? rows[static_cast<std::size_t>(c)] : -1;
+    });
     e.enqueue(s, b);
     finish(e.space, e.main);
     for (std::size_t c = 0; c < rows.size(); ++c) address[static_cast<std::size_t>(rows[c])] = b.out[0][0].rows[c];
@@ -72,7 +76,8 @@ TEST_CASE_TEMPLATE("O39: the victims are the rows not used since, ties by place"
 TEST_CASE_TEMPLATE("O39: four queries of a step are one use", S, EBB_SPACES) {
   auto const tables = [](int choosing) {
     watched_space<S> const space{make_space<S>()};
-    engine<eight_ways_lrfu, watched_space<S>> e{space, {.frames = 60, .host_pages = 300, .requests = 13, .max_batch = 1, .max_tokens = 128, .hot_rows = 8}};
+    engine<eight_ways_lrfu, watched_space<S>> e{
+        space, {.frames = 60, .host_pages = 300, .requests = 13, .max_batch = 1, .max_tokens = 128, .hot_rows = 8}};
     session a = e.start(128, 100);
     std::vector<typename watched_space<S>::block> table;
     for (auto const& b : space.seen->device) {
@@ -81,7 +86,9 @@ TEST_CASE_TEMPLATE("O39: four queries of a step are one use", S, EBB_SPACES) {
     REQUIRE(table.size() == 1);
     std::vector<std::vector<std::uint32_t>> out;
     for (int i = 0; i < 12; ++i) {
-      e.run_step({&a}, 4, 0, [&](session const&, int, int j, int c, std::int64_t) -> std::int64_t { return j < choosing && c != i % 8 ? 20 + c : -1; });
+      e.run_step({&a}, 4, 0, [&](session const&, int, int j, int c, std::int64_t) -> std::int64_t {
+        return j < choosing && c != i % 8 ? 20 + c : -1;
+      });
       e.settle();
       std::vector<std::byte> const bytes = space.look(table.front());
       auto& words = out.emplace_back(bytes.size() / 4);
@@ -101,7 +108,8 @@ TEST_CASE_TEMPLATE("O39: four queries of a step are one use", S, EBB_SPACES) {
 TEST_CASE_TEMPLATE("O39: who is revoked does not depend on when copies end", S, EBB_SPACES) {
   auto const left = [](bool reverse) {
     S const space = make_deferred_space<S>(39);
-    engine<lazy, S> e{space, {.frames = 10, .host_pages = 40, .requests = 2, .max_batch = 1, .max_tokens = 512, .hot_rows = 16}};
+    engine<lazy, S> e{
+        space, {.frames = 10, .host_pages = 40, .requests = 2, .max_batch = 1, .max_tokens = 512, .hot_rows = 16}};
     session a = e.start(512);
     e.adopt(a, *e.kv.collect(or_throw(e.kv.take(6))), 6 * 16);
     e.adopt(a, *e.kv.collect(or_throw(e.kv.take(3))), 9 * 16);
@@ -109,7 +117,9 @@ TEST_CASE_TEMPLATE("O39: who is revoked does not depend on when copies end", S, 
     e.settle();
     REQUIRE(e.record(a).lent == 6);
     int allowed = reverse ? 3 : 0;
-    space.refuse_copies([&](copy_kind kind, int, int page) { return kind == copy_kind::backup && reverse && page != 0 && page < allowed; });
+    space.refuse_copies([&](copy_kind kind, int, int page) {
+      return kind == copy_kind::backup && reverse && page != 0 && page < allowed;
+    });
     take_id const id = or_throw(e.kv.take(3));
     std::vector<int> order;
     std::optional<std::vector<frame_id>> got;
@@ -153,9 +163,16 @@ TEST_CASE("O39: a ticket counts as done when all before it are") {
 
 // A stub: what a driver or memlock would refuse is a limit of the space. That pinning itself is refused, and by which limit, only a GPU
 // shows (history.cuh, which also names how to raise memlock).
-TEST_CASE_TEMPLATE("O40: host memory that is refused is refused with bytes asked and limit, and replaced by nothing", S, EBB_SPACES) {
+TEST_CASE_TEMPLATE("O40: host memory that is refused is refused with bytes asked and limit, and replaced by nothing", S,
+                   EBB_SPACES) {
   std::int64_t const wanted = 64 * 16 * 16;
-  sizes const given{.frames = 16, .host_pages = 64, .requests = 2, .max_batch = 2, .max_tokens = 256, .hot_rows = 16, .host = host_kind::pinned};
+  sizes const given{.frames = 16,
+                    .host_pages = 64,
+                    .requests = 2,
+                    .max_batch = 2,
+                    .max_tokens = 256,
+                    .hot_rows = 16,
+                    .host = host_kind::pinned};
   for (char const* reason : {"single blocks above 4 GiB", "memlock limit 65536; raise it with ulimit -l unlimited"}) {
     watched_space<S> const space{make_space<S>()};
     space.limit_history(static_cast<std::size_t>(wanted - 1), reason);
@@ -190,8 +207,22 @@ TEST_CASE_TEMPLATE("O40: host memory that is refused is refused with bytes asked
 TEST_CASE_TEMPLATE("O40: an instance asks for its host memory once, as configured", S, EBB_SPACES) {
   for (host_kind kind : {host_kind::managed, host_kind::pinned}) {
     watched_space<S> const space{make_space<S>()};
-    engine<lazy, watched_space<S>> target{space, {.frames = 16, .host_pages = 64, .requests = 2, .max_batch = 2, .max_tokens = 256, .hot_rows = 16, .host = kind}};
-    engine<lazy, watched_space<S>> drafter{space, {.frames = 16, .host_pages = 32, .requests = 2, .max_batch = 2, .max_tokens = 256, .hot_rows = 16, .host = kind}};
+    engine<lazy, watched_space<S>> target{space,
+                                          {.frames = 16,
+                                           .host_pages = 64,
+                                           .requests = 2,
+                                           .max_batch = 2,
+                                           .max_tokens = 256,
+                                           .hot_rows = 16,
+                                           .host = kind}};
+    engine<lazy, watched_space<S>> drafter{space,
+                                           {.frames = 16,
+                                            .host_pages = 32,
+                                            .requests = 2,
+                                            .max_batch = 2,
+                                            .max_tokens = 256,
+                                            .hot_rows = 16,
+                                            .host = kind}};
     REQUIRE(space.seen->history.size() == 2);
     CHECK(space.seen->history[0].bytes == 64 * 16 * 16);
     CHECK(space.seen->history[1].bytes == 32 * 16 * 16);
@@ -242,13 +273,17 @@ void predicted(S const& of) {
     for (auto const& b : space.seen->device) bytes += static_cast<std::int64_t>(b.bytes);
     return bytes;
   };
-  std::int64_t const small = 8 << 10;   // arrays of a step that no prediction counts
+  std::int64_t const small = 8 << 10;  // arrays of a step that no prediction counts
   geometry<P> const g;
   {
     // A window of 62 pages on the GPU (992 rows at ratio 1), 625 in the host store (10,000): 5,000 tokens are welcome.
     W const space{of};
-    engine<P, W> e{space, {.frames = 62, .host_pages = 625, .requests = 3, .max_batch = 2, .max_tokens = 9000, .hot_rows = 128}, std::size_t{64} << 20};
-    footprint const p = footprint_of(g, {.frames = 62, .host_pages = 625, .requests = 3, .max_batch = 2, .max_tokens = 9000, .hot_rows = 128});
+    engine<P, W> e{
+        space,
+        {.frames = 62, .host_pages = 625, .requests = 3, .max_batch = 2, .max_tokens = 9000, .hot_rows = 128},
+        std::size_t{64} << 20};
+    footprint const p = footprint_of(
+        g, {.frames = 62, .host_pages = 625, .requests = 3, .max_batch = 2, .max_tokens = 9000, .hot_rows = 128});
     CHECK(e.kv.pools().gpu_bytes == p.arenas + p.staging);
     CHECK(e.kv.pools().host_bytes == p.host);
     REQUIRE(space.seen->history.size() == 1);
@@ -261,14 +296,30 @@ void predicted(S const& of) {
     CHECK(e.kv.counts().misses > 0);
   }
   // An instance sized by the planner takes what it was given, no more, and serves as many requests.
-  plan_inputs const in{.gpu_bytes = g.page_bytes() * 150 + (1 << 20), .host_bytes = g.page_bytes() * 1000 + 7, .history = 900, .growth = 100, .max_tokens = 1000, .hot_rows = 128};
+  plan_inputs const in{.gpu_bytes = g.page_bytes() * 150 + (1 << 20),
+                       .host_bytes = g.page_bytes() * 1000 + 7,
+                       .history = 900,
+                       .growth = 100,
+                       .max_tokens = 1000,
+                       .hot_rows = 128};
   capacity_plan const plan = plan_for<P>(in);
   REQUIRE(plan.adaptive.requests > 0);
   CHECK(plan.frame_bytes == g.page_bytes());
   W const space{of};
   int const n = static_cast<int>(plan.adaptive.requests);
-  residency<P, W> kv{space, {.frames = static_cast<int>(plan.frames), .host_pages = static_cast<int>(plan.host_pages), .requests = n, .max_batch = n, .max_tokens = 1000, .hot_rows = 128}};
-  footprint const p = footprint_of(g, {.frames = plan.frames, .host_pages = plan.host_pages, .requests = n, .max_batch = n, .max_tokens = 1000, .hot_rows = 128});
+  residency<P, W> kv{space,
+                     {.frames = static_cast<int>(plan.frames),
+                      .host_pages = static_cast<int>(plan.host_pages),
+                      .requests = n,
+                      .max_batch = n,
+                      .max_tokens = 1000,
+                      .hot_rows = 128}};
+  footprint const p = footprint_of(g, {.frames = plan.frames,
+                                       .host_pages = plan.host_pages,
+                                       .requests = n,
+                                       .max_batch = n,
+                                       .max_tokens = 1000,
+                                       .hot_rows = 128});
   CHECK(kv.pools().gpu_bytes == p.arenas + p.staging);
   CHECK(kv.pools().host_bytes == plan.host_pages * plan.frame_bytes);
   CHECK(kv.pools().host_bytes <= in.host_bytes);
@@ -300,7 +351,14 @@ inline double share_on_node(std::byte const* memory, std::size_t bytes, int node
 TEST_CASE_TEMPLATE("O47: host pages are placed once and keep their place", S, EBB_SPACES) {
   for (host_kind kind : {host_kind::managed, host_kind::pinned}) {
     watched_space<S> const space{make_space<S>()};
-    engine<lazy, watched_space<S>> e{space, {.frames = 16, .host_pages = 4096, .requests = 4, .max_batch = 2, .max_tokens = 512, .hot_rows = 16, .host = kind}};
+    engine<lazy, watched_space<S>> e{space,
+                                     {.frames = 16,
+                                      .host_pages = 4096,
+                                      .requests = 4,
+                                      .max_batch = 2,
+                                      .max_tokens = 512,
+                                      .hot_rows = 16,
+                                      .host = kind}};
     REQUIRE(space.seen->history.size() == 1);
     auto const store = space.seen->history.front();
     CHECK(e.kv.view(source_id{0}).host == store.memory);
@@ -389,21 +447,31 @@ TEST_CASE("O51: a bad setting is refused with parameter, value and range, and th
       {"no host pages", with(&sizes::host_pages, 0), "host_pages is 0; legal: 1 or more", with(&sizes::host_pages, 1)},
       {"no requests", with(&sizes::requests, 0), "requests is 0; legal: 1 or more", with(&sizes::requests, 2)},
       {"no batch", with(&sizes::max_batch, 0), "max_batch is 0; legal: 1 or more", with(&sizes::max_batch, 1)},
-      {"batch above requests", with(&sizes::max_batch, 5), "max_batch is 5; legal: up to requests, 4", with(&sizes::max_batch, 4)},
+      {"batch above requests", with(&sizes::max_batch, 5), "max_batch is 5; legal: up to requests, 4",
+       with(&sizes::max_batch, 4)},
       {"no tokens", with(&sizes::max_tokens, 0), "max_tokens is 0; legal: 1 or more", with(&sizes::max_tokens, 1)},
-      {"tokens beyond int32 positions", with(&sizes::max_tokens, (1LL << 30) + 1), "max_tokens is 1073741825; legal: up to 1073741824", good},
-      {"no step in flight", with(&sizes::steps_in_flight, 0), "steps_in_flight is 0; legal: 1 or more", with(&sizes::steps_in_flight, 1)},
-      {"negative budget", with(&sizes::refill_bytes, -1), "refill_bytes is -1; legal: 0 or more", with(&sizes::refill_bytes, 0)},
+      {"tokens beyond int32 positions", with(&sizes::max_tokens, (1LL << 30) + 1),
+       "max_tokens is 1073741825; legal: up to 1073741824", good},
+      {"no step in flight", with(&sizes::steps_in_flight, 0), "steps_in_flight is 0; legal: 1 or more",
+       with(&sizes::steps_in_flight, 1)},
+      {"negative budget", with(&sizes::refill_bytes, -1), "refill_bytes is -1; legal: 0 or more",
+       with(&sizes::refill_bytes, 0)},
       {"negative hot rows", with(&sizes::hot_rows, -1), "hot_rows is -1; legal: 0 or more", good},
       // S < K: 40 ways need 48, in sets of 16; at 8 rows a page that is 6 pages, the sixth begun by row 81.
-      {"hot rows below top-k", with(&sizes::hot_rows, 80), "hot_rows is 80; legal: at least 81", with(&sizes::hot_rows, 81)},
+      {"hot rows below top-k", with(&sizes::hot_rows, 80), "hot_rows is 80; legal: at least 81",
+       with(&sizes::hot_rows, 81)},
       {"no hot rows", with(&sizes::hot_rows, 0), "hot_rows is 0; legal: at least 81", with(&sizes::hot_rows, 81)},
       // Q x K = 120, the smaller table has 48 ways.
-      {"queries x top-k beyond both", with(&sizes::staging_rows, 71), "staging_rows is 71; legal: at least 72", with(&sizes::staging_rows, 72)},
-      {"no staging", with(&sizes::staging_rows, 0), "staging_rows is 0; legal: at least 72", with(&sizes::staging_rows, 72)},
-      {"staging of -2", with(&sizes::staging_rows, -2), "staging_rows is -2; legal: 0 or more, or -1", with(&sizes::staging_rows, -1)},
-      {"first layer", with(&sizes::layers, layer_range{2, 1}), "layers.first is 2; legal: 0 to 1", with(&sizes::layers, layer_range{1, 1})},
-      {"layer count", with(&sizes::layers, layer_range{1, 2}), "layers.count is 2; legal: 1 to 1", with(&sizes::layers, layer_range{1, 1})},
+      {"queries x top-k beyond both", with(&sizes::staging_rows, 71), "staging_rows is 71; legal: at least 72",
+       with(&sizes::staging_rows, 72)},
+      {"no staging", with(&sizes::staging_rows, 0), "staging_rows is 0; legal: at least 72",
+       with(&sizes::staging_rows, 72)},
+      {"staging of -2", with(&sizes::staging_rows, -2), "staging_rows is -2; legal: 0 or more, or -1",
+       with(&sizes::staging_rows, -1)},
+      {"first layer", with(&sizes::layers, layer_range{2, 1}), "layers.first is 2; legal: 0 to 1",
+       with(&sizes::layers, layer_range{1, 1})},
+      {"layer count", with(&sizes::layers, layer_range{1, 2}), "layers.count is 2; legal: 1 to 1",
+       with(&sizes::layers, layer_range{1, 1})},
   };
   for (bad_setting const& t : table) {
     CAPTURE(t.why);

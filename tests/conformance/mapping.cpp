@@ -11,10 +11,14 @@ using namespace ebb::testing;
 
 // Every identifier is a type of its own: what indexes one table cannot index another.
 template <class A, class B>
-inline constexpr bool strangers = !std::is_convertible_v<A, B> && !std::is_constructible_v<B, A> && !std::is_assignable_v<A&, B> && !std::is_invocable_v<std::equal_to<>, A, B>;
-static_assert(strangers<frame_id, host_page_id> && strangers<host_page_id, frame_id> && strangers<frame_id, page_index> && strangers<page_index, frame_id>);
-static_assert(strangers<host_page_id, page_index> && strangers<page_index, host_page_id> && strangers<source_id, group_id> && strangers<group_id, source_id>);
-static_assert(strangers<request_id, frame_id> && strangers<request_id, page_index> && !std::is_convertible_v<int, request_id> && strangers<int, frame_id> && strangers<frame_id, int>);
+inline constexpr bool strangers = !std::is_convertible_v<A, B> && !std::is_constructible_v<B, A> &&
+                                  !std::is_assignable_v<A&, B> && !std::is_invocable_v<std::equal_to<>, A, B>;
+static_assert(strangers<frame_id, host_page_id> && strangers<host_page_id, frame_id> &&
+              strangers<frame_id, page_index> && strangers<page_index, frame_id>);
+static_assert(strangers<host_page_id, page_index> && strangers<page_index, host_page_id> &&
+              strangers<source_id, group_id> && strangers<group_id, source_id>);
+static_assert(strangers<request_id, frame_id> && strangers<request_id, page_index> &&
+              !std::is_convertible_v<int, request_id> && strangers<int, frame_id> && strangers<frame_id, int>);
 static_assert(!std::is_invocable_v<decltype(&ledger::place), ledger&, request_record&, int, host_page_id>);
 static_assert(!std::is_invocable_v<decltype(&host_page_pool::release), host_page_pool&, frame_id, ticket>);
 
@@ -58,7 +62,9 @@ struct one_layer : policy_defaults {
 template <class Engine>
 bool numbers_differ(Engine const& e, session const& s) {
   auto const& pages = e.record(s).pages;
-  return std::any_of(pages.begin(), pages.end(), [](page_record const& p) { return p.at.frame != frame_id::none && index(p.at.frame) != index(p.at.host); });
+  return std::any_of(pages.begin(), pages.end(), [](page_record const& p) {
+    return p.at.frame != frame_id::none && index(p.at.frame) != index(p.at.host);
+  });
 }
 
 /// Steps of one query that accept everything, each checked byte by byte.
@@ -78,8 +84,11 @@ void steps(Engine& e, std::vector<session*> const& who, int n, int queries, Sele
 
 // A step commits two tokens, so that the shortest request outgrows tail and hot rows (5 pages): up to there a
 // request is simply resident, and "nothing resident" means nothing but the tail. 4 frames go out and back, since 3 happen to even the numbers out.
-TEST_CASE_TEMPLATE("O01: host pages, frames, pages and slots are never taken for each other, resident or not", S, EBB_SPACES) {
-  engine<two_layers, gated_space<S>> e{gated_space<S>{make_space<S>()}, {.frames = 64, .host_pages = 100, .requests = 4, .max_batch = 4, .max_tokens = 400, .hot_rows = 32}};
+TEST_CASE_TEMPLATE("O01: host pages, frames, pages and slots are never taken for each other, resident or not", S,
+                   EBB_SPACES) {
+  engine<two_layers, gated_space<S>> e{
+      gated_space<S>{make_space<S>()},
+      {.frames = 64, .host_pages = 100, .requests = 4, .max_batch = 4, .max_tokens = 400, .hot_rows = 32}};
   // 7 host pages, and 7 and 4 frames, out and back: from now on the two numberings differ.
   session passing = e.start(7 * 16, 7 * 16);
   e.kv.finish(passing.id);
@@ -120,8 +129,11 @@ TEST_CASE_TEMPLATE("O01: host pages, frames, pages and slots are never taken for
     idle(e, 2);
     // Host pages of the fourth ascend; its frames do not.
     auto const& pages = e.record(b).pages;
-    auto const before_in = [](auto number) { return [number](page_record const& x, page_record const& y) { return number(x) < number(y); }; };
-    CHECK_FALSE(std::is_sorted(pages.begin(), pages.end(), before_in([](page_record const& p) { return index(p.at.frame); })));
+    auto const before_in = [](auto number) {
+      return [number](page_record const& x, page_record const& y) { return number(x) < number(y); };
+    };
+    CHECK_FALSE(
+        std::is_sorted(pages.begin(), pages.end(), before_in([](page_record const& p) { return index(p.at.frame); })));
   }
   CHECK(e.checked > 10'000);
   CHECK(e.kv.counts().lost == 0);
@@ -139,12 +151,16 @@ void check_from_the_last(Engine& e, session& s) {
   kv.addresses(e.main, now);
   for (int layer = 0; layer < kv.local().sources(); ++layer) {
     source_id const id = kv.local().id_of_source(layer);
-    e.space.run(e.main, 1, write_rows_body{kv.view(id), kv.write_addresses(id), b.writes[static_cast<std::size_t>(layer)], wrong.data()});
+    e.space.run(
+        e.main, 1,
+        write_rows_body{kv.view(id), kv.write_addresses(id), b.writes[static_cast<std::size_t>(layer)], wrong.data()});
   }
   for (int layer = kv.local().sources(); layer-- > 0;) {
     std::size_t const at = static_cast<std::size_t>(layer);
     kv.resolve(e.main, now, kv.local().id_of_group(layer), b.selections[at], b.out[at][0]);
-    e.space.run(e.main, 1, check_rows_body<many_layers>{kv.view(kv.local().id_of_source(layer)), b.out[at][0], b.rows[at][0], b.lengths[at], wrong.data()});
+    e.space.run(e.main, 1,
+                check_rows_body<many_layers>{kv.view(kv.local().id_of_source(layer)), b.out[at][0], b.rows[at][0],
+                                             b.lengths[at], wrong.data()});
   }
   e.end(now, {1});
   finish(e.space, e.main);
@@ -153,7 +169,8 @@ void check_from_the_last(Engine& e, session& s) {
 
 // H = 48 would be the tail alone (3 pages); 112 adds a page of hot rows and three more. The host store packs its layers, so only the
 // slab on the GPU has padded layer strides; 8 hot rows are a frame of 16.
-TEST_CASE_TEMPLATE("O02: layers packed into one slab keep their own rows on every tier, whatever their numbers", S, EBB_SPACES) {
+TEST_CASE_TEMPLATE("O02: layers packed into one slab keep their own rows on every tier, whatever their numbers", S,
+                   EBB_SPACES) {
   constexpr int frames = 20;
   constexpr std::int64_t layer_stride = frames * 16 * 96 + 256;
   for (int const first : {0, 30}) {
@@ -166,7 +183,15 @@ TEST_CASE_TEMPLATE("O02: layers packed into one slab keep their own rows on ever
     std::vector<arena_view> arenas;
     for (int layer = 0; layer < 6; ++layer) arenas.push_back({slab.get() + layer * layer_stride, 16 * 96});
 
-    engine<many_layers, gated_space<S>> e{space, {.frames = frames, .host_pages = 40, .requests = 2, .max_batch = 1, .max_tokens = 300, .hot_rows = 8, .layers = {first, 6}, .arenas = arenas}};
+    engine<many_layers, gated_space<S>> e{space,
+                                          {.frames = frames,
+                                           .host_pages = 40,
+                                           .requests = 2,
+                                           .max_batch = 1,
+                                           .max_tokens = 300,
+                                           .hot_rows = 8,
+                                           .layers = {first, 6},
+                                           .arenas = arenas}};
     REQUIRE(e.kv.local().sources() == 6);
     session s = e.start(240, 112);
     random_rows select{static_cast<std::uint32_t>(first) + 5};
@@ -206,8 +231,12 @@ TEST_CASE_TEMPLATE("O02: layers packed into one slab keep their own rows on ever
 // S cannot grow while a request runs: it goes from whole to hot rows instead. H = 30, 33, 49 lie in the tail; 64 more do not.
 // Reading by prefetch belongs to a later issue.
 TEST_CASE_TEMPLATE("O13: decode, verify and shared layers read the same rows after every transition", S, EBB_SPACES) {
-  engine<shared_layers, gated_space<S>> e{gated_space<S>{make_space<S>()}, {.frames = 24, .host_pages = 60, .requests = 2, .max_batch = 2, .max_tokens = 300, .hot_rows = 32}};
-  auto const spread = [](session const&, int, int query, int column, std::int64_t rows) { return column == 5 ? std::int64_t{-1} : column * (rows - 1 - query) / 15; };
+  engine<shared_layers, gated_space<S>> e{
+      gated_space<S>{make_space<S>()},
+      {.frames = 24, .host_pages = 60, .requests = 2, .max_batch = 2, .max_tokens = 300, .hot_rows = 32}};
+  auto const spread = [](session const&, int, int query, int column, std::int64_t rows) {
+    return column == 5 ? std::int64_t{-1} : column * (rows - 1 - query) / 15;
+  };
   random_rows random{3};
   session s = e.start(200, 94);
   std::vector<session*> who{&s};
@@ -263,8 +292,11 @@ TEST_CASE_TEMPLATE("O13: decode, verify and shared layers read the same rows aft
 }
 
 // H = 40 is inside the tail; 104 is not. The pool holds what four such requests require and nothing more, so all use their hot rows.
-TEST_CASE_TEMPLATE("O14: a slot that is used again starts empty, and a resumed request finds its own rows", S, EBB_SPACES) {
-  engine<one_layer, gated_space<S>> e{gated_space<S>{make_space<S>()}, {.frames = 16, .host_pages = 80, .requests = 5, .max_batch = 4, .max_tokens = 200, .hot_rows = 16}};
+TEST_CASE_TEMPLATE("O14: a slot that is used again starts empty, and a resumed request finds its own rows", S,
+                   EBB_SPACES) {
+  engine<one_layer, gated_space<S>> e{
+      gated_space<S>{make_space<S>()},
+      {.frames = 16, .host_pages = 80, .requests = 5, .max_batch = 4, .max_tokens = 200, .hot_rows = 16}};
   std::vector<session> live;
   for (int i = 0; i < 4; ++i) live.push_back(start_waiting(e, 160, 104));
   session &a = live[0], &b = live[1], &c = live[2], &d = live[3];

@@ -72,13 +72,22 @@ std::byte* host_page(Engine const& e, host_page_id at) {
 // import, and the engine's own take. The pool has no frame but A's when they are asked.
 enum class path { admission, take, growth, import, refill };
 
-TEST_CASE_TEMPLATE("O05: a page whose backup is under way is handed to nobody, whichever way it is asked for", S, EBB_SPACES) {
+TEST_CASE_TEMPLATE("O05: a page whose backup is under way is handed to nobody, whichever way it is asked for", S,
+                   EBB_SPACES) {
   for (path const asks : {path::admission, path::take, path::growth, path::import, path::refill}) {
     CAPTURE(static_cast<int>(asks));
     auto const space = gated_space<S>{make_space<S>()};
     shared_array<std::byte> store{space, 64 * 16 * 64};
     int const frames = asks == path::refill ? 6 : 4;
-    engine_of<one_query, S> e{space, {.frames = frames, .host_pages = 64, .requests = 4, .max_batch = 2, .max_tokens = 256, .hot_rows = 16, .steps_in_flight = 4, .host_memory = store.data()}};
+    engine_of<one_query, S> e{space,
+                              {.frames = frames,
+                               .host_pages = 64,
+                               .requests = 4,
+                               .max_batch = 2,
+                               .max_tokens = 256,
+                               .hot_rows = 16,
+                               .steps_in_flight = 4,
+                               .host_memory = store.data()}};
     random_rows select{5};
     // B has two pages and may grow to a third, or has six of which a frame could bring one back. A fills a page, X.
     session b{};
@@ -146,7 +155,9 @@ TEST_CASE_TEMPLATE("O05: a page whose backup is under way is handed to nobody, w
     }
     CHECK_FALSE(host_page_holds(e, written, 0, host_of_x));
     CHECK(out_of_balance(e.kv) == "");
-    if (asks == path::import) {  // A's host page is B's already: B is told that nobody may write to it yet, and writes behind the copy
+    if (asks ==
+        path::
+            import) {  // A's host page is B's already: B is told that nobody may write to it yet, and writes behind the copy
       REQUIRE(e.page(b, 2).at.host == host_of_x);
       CHECK_FALSE(e.kv.reached(room));
     }
@@ -187,7 +198,14 @@ TEST_CASE_TEMPLATE("O06: a backup copies what the step wrote, also when the host
     CAPTURE(busy);
     auto const space = gated_space<S>{make_space<S>()};
     shared_array<std::byte> store{space, 200 * 16 * 64};
-    engine_of<one_layer, S> e{space, {.frames = 12, .host_pages = 200, .requests = 2, .max_batch = 1, .max_tokens = 2048, .hot_rows = 16, .host_memory = store.data()}};
+    engine_of<one_layer, S> e{space,
+                              {.frames = 12,
+                               .host_pages = 200,
+                               .requests = 2,
+                               .max_batch = 1,
+                               .max_tokens = 2048,
+                               .hot_rows = 16,
+                               .host_memory = store.data()}};
     random_rows select{6};
     session s = e.start(2048, 64);
     idle(e);
@@ -226,7 +244,14 @@ TEST_CASE_TEMPLATE("O06: a backup copies what the step wrote in whatever order t
   for (int seed = 0; seed < seeds; ++seed) {
     CAPTURE(seed);
     auto const space = gated_space<S>{make_deferred_space<S>(static_cast<std::uint64_t>(seed))};
-    engine_of<one_layer, S> e{space, {.frames = 12, .host_pages = 40, .requests = 2, .max_batch = 1, .max_tokens = 512, .hot_rows = 16, .steps_in_flight = 3}};
+    engine_of<one_layer, S> e{space,
+                              {.frames = 12,
+                               .host_pages = 40,
+                               .requests = 2,
+                               .max_batch = 1,
+                               .max_tokens = 512,
+                               .hot_rows = 16,
+                               .steps_in_flight = 3}};
     random_rows select{static_cast<std::uint32_t>(seed)};
     session s = e.start(512, 64);
     for (int i = 0; i < 6; ++i) {
@@ -247,7 +272,14 @@ TEST_CASE_TEMPLATE("O07: each step gathers by its own metadata, also when three 
   for (int round = 0; round < 10; ++round) {
     CAPTURE(round);
     auto const space = gated_space<S>{make_deferred_space<S>(static_cast<std::uint64_t>(round))};
-    engine_of<one_layer, S> e{space, {.frames = 60, .host_pages = 80, .requests = 5, .max_batch = 4, .max_tokens = 256, .hot_rows = 16, .steps_in_flight = 3}};
+    engine_of<one_layer, S> e{space,
+                              {.frames = 60,
+                               .host_pages = 80,
+                               .requests = 5,
+                               .max_batch = 4,
+                               .max_tokens = 256,
+                               .hot_rows = 16,
+                               .steps_in_flight = 3}};
     random_rows select{static_cast<std::uint32_t>(7 + round)};
     session a = e.start(160, 64), b = e.start(160, 64), c = e.start(160, 64), d = e.start(160, 64);
     idle(e);
@@ -266,7 +298,8 @@ TEST_CASE_TEMPLATE("O07: each step gathers by its own metadata, also when three 
     CHECK(out_of_balance(e.kv) == "");
 #if !defined(__CUDACC__)
     // A fourth step would overwrite what the first has not read: it waits, and here it is told for what.
-    CHECK_THROWS_WITH_AS(e.kv.begin_step(e.main, {std::vector<request_id>{a.id}}), doctest::Contains("closed gate 'main'"), std::runtime_error);
+    CHECK_THROWS_WITH_AS(e.kv.begin_step(e.main, {std::vector<request_id>{a.id}}),
+                         doctest::Contains("closed gate 'main'"), std::runtime_error);
 #endif
     main.open();
     e.settle();
@@ -316,14 +349,25 @@ TEST_CASE_TEMPLATE("O07: arguments in the upload ring are kept until they were r
 // Tail 3 and hot rows 1 are required of a request longer than 4 pages; A may grow to 5, and holds 4 of the pool's 6. Prefetch belongs to a later issue.
 enum class during { import, fetch, backup, refill, commit };
 
-TEST_CASE_TEMPLATE("O08: an aborted request's pages are given to another one only when nobody fills them any more", S, EBB_SPACES) {
+TEST_CASE_TEMPLATE("O08: an aborted request's pages are given to another one only when nobody fills them any more", S,
+                   EBB_SPACES) {
   for (during const what : {during::import, during::fetch, during::backup, during::refill, during::commit}) {
     CAPTURE(static_cast<int>(what));
     auto const space = gated_space<S>{make_space<S>()};
-    engine_of<one_query, S> e{space, {.frames = 6, .host_pages = 40, .requests = 2, .max_batch = 1, .max_tokens = 160, .hot_rows = 16, .steps_in_flight = 3}};
+    engine_of<one_query, S> e{space,
+                              {.frames = 6,
+                               .host_pages = 40,
+                               .requests = 2,
+                               .max_batch = 1,
+                               .max_tokens = 160,
+                               .hot_rows = 16,
+                               .steps_in_flight = 3}};
     random_rows select{8};
     auto const free_at_start = e.kv.pools();
-    session a = e.start(80, what == during::import ? 0 : what == during::backup ? 63 : what == during::refill ? 79 : 64);
+    session a = e.start(80, what == during::import   ? 0
+                            : what == during::backup ? 63
+                            : what == during::refill ? 79
+                                                     : 64);
     std::optional<decltype(space.close_gate(e.main, ""))> gate;
     bool open = false;
     step now{};
@@ -413,7 +457,14 @@ template <class P, class S>
 void retract_and_resume(int frames, int hot_rows) {
   CAPTURE(frames);
   auto const space = gated_space<S>{make_space<S>()};
-  engine_of<P, S> e{space, {.frames = frames, .host_pages = 64, .requests = 7, .max_batch = 7, .max_tokens = 512, .hot_rows = hot_rows, .steps_in_flight = 2}};
+  engine_of<P, S> e{space,
+                    {.frames = frames,
+                     .host_pages = 64,
+                     .requests = 7,
+                     .max_batch = 7,
+                     .max_tokens = 512,
+                     .hot_rows = hot_rows,
+                     .steps_in_flight = 2}};
   random_rows select{9};
   std::vector<session> six;
   for (int i = 0; i < 6; ++i) six.push_back(start_waiting(e, 448, i < 5 ? 300 : 338));
@@ -481,7 +532,8 @@ void retract_and_resume(int frames, int hot_rows) {
 
 // 16 rows a page are 64 tokens at G = 4, so 90 rows and 2 tokens are 362 tokens. That exactly 5 rows lack their copy holds for `each_step`;
 // the other orders lack the whole last page, or everything. What is not committed is dropped.
-TEST_CASE_TEMPLATE("O09: a retracted request comes back with every committed row, whatever the configuration", S, EBB_SPACES) {
+TEST_CASE_TEMPLATE("O09: a retracted request comes back with every committed row, whatever the configuration", S,
+                   EBB_SPACES) {
   retract_and_resume<backed_each_step, S>(24, 64);
   retract_and_resume<compressed, S>(24, 64);
   retract_and_resume<backed_on_revoke, S>(24, 64);
@@ -497,7 +549,8 @@ struct lazy : one_query {
 // Host pages are promised at admission, so a backup never lacks one: copies are refused instead, all of them, then all but two.
 TEST_CASE_TEMPLATE("O10: a page whose backup is refused stays where it is, and the others go", S, EBB_SPACES) {
   auto const space = gated_space<S>{make_space<S>()};
-  engine_of<lazy, S> e{space, {.frames = 12, .host_pages = 40, .requests = 2, .max_batch = 1, .max_tokens = 256, .hot_rows = 16}};
+  engine_of<lazy, S> e{
+      space, {.frames = 12, .host_pages = 40, .requests = 2, .max_batch = 1, .max_tokens = 256, .hot_rows = 16}};
   random_rows select{10};
   session a = e.start(256, 96);
   auto taken = take_spare(e);
@@ -552,7 +605,15 @@ TEST_CASE_TEMPLATE("O10: a page whose backup is refused stays where it is, and t
 
 TEST_CASE_TEMPLATE("O10: as many pages go as can be backed up, once their copies are complete", S, EBB_SPACES) {
   auto const space = gated_space<S>{make_space<S>()};
-  engine_of<lazy, S> e{space, {.frames = 12, .host_pages = 40, .requests = 2, .max_batch = 1, .max_tokens = 256, .hot_rows = 16, .steps_in_flight = 4, .refill_bytes = 0}};
+  engine_of<lazy, S> e{space,
+                       {.frames = 12,
+                        .host_pages = 40,
+                        .requests = 2,
+                        .max_batch = 1,
+                        .max_tokens = 256,
+                        .hot_rows = 16,
+                        .steps_in_flight = 4,
+                        .refill_bytes = 0}};
   random_rows select{11};
   session a = e.start(256, 96);
   auto taken = take_spare(e);
@@ -589,9 +650,11 @@ TEST_CASE_TEMPLATE("O10: as many pages go as can be backed up, once their copies
   CHECK(e.kv.counts().lost == 0);
 }
 
-TEST_CASE_TEMPLATE("O10: a request that grows gets its frame past a page whose backup is refused for good", S, EBB_SPACES) {
+TEST_CASE_TEMPLATE("O10: a request that grows gets its frame past a page whose backup is refused for good", S,
+                   EBB_SPACES) {
   auto const space = gated_space<S>{make_space<S>()};
-  engine_of<lazy, S> e{space, {.frames = 12, .host_pages = 40, .requests = 2, .max_batch = 2, .max_tokens = 256, .hot_rows = 16}};
+  engine_of<lazy, S> e{
+      space, {.frames = 12, .host_pages = 40, .requests = 2, .max_batch = 2, .max_tokens = 256, .hot_rows = 16}};
   random_rows select{12};
   session b = e.start(48, 32), a = e.start(256, 16);
   for (int i = 0; i < 144; ++i) e.run_step({&a}, 1, 1, select);  // A borrows the frame that B has not used yet

@@ -88,7 +88,8 @@ void poison(Engine& e, std::vector<frame_id> const& frames, std::byte value = st
   auto const stream = e.space.make_stream();
   for (int s = 0; s < e.kv.local().sources(); ++s) {
     source_view const& v = e.kv.view(e.kv.local().id_of_source(s));
-    for (frame_id f : frames) e.space.run(stream, 1, fill_body{v.base + std::int64_t{index(f)} * v.layout.stride, v.layout.payload(), value});
+    for (frame_id f : frames)
+      e.space.run(stream, 1, fill_body{v.base + std::int64_t{index(f)} * v.layout.stride, v.layout.payload(), value});
   }
   finish(e.space, stream);
 }
@@ -134,7 +135,8 @@ std::string misplaced(Engine& e, std::vector<session*> const& who, Buffers const
       std::pair const row{i, b.selections[static_cast<std::size_t>(g)][entry]};
       bool const one_to_one = row_at.emplace(a, row).first->second == row && slot_of.emplace(row, a).first->second == a;
       if (!one_to_one) return "address " + std::to_string(a) + ": two rows in one slot, or one row in two";
-      bool const own = v.is_staged(a) || e.kv.allocator().book().frames[frame_id{a / v.layout.rows}].slot == who[static_cast<std::size_t>(i)]->id.slot;
+      bool const own = v.is_staged(a) || e.kv.allocator().book().frames[frame_id{a / v.layout.rows}].slot ==
+                                             who[static_cast<std::size_t>(i)]->id.slot;
       if (!own) return "address " + std::to_string(a) + ": in a frame of another request";
     }
   }

@@ -47,7 +47,8 @@ struct strict_team : serial_team {
  private:
   template <int Bytes>
   static void look(std::byte const* to, std::byte const* from) {
-    if ((reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from)) % Bytes != 0) throw std::runtime_error("misaligned copy of " + std::to_string(Bytes) + " bytes");
+    if ((reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from)) % Bytes != 0)
+      throw std::runtime_error("misaligned copy of " + std::to_string(Bytes) + " bytes");
   }
 };
 class strict_space : public host::queue_space {
@@ -64,7 +65,9 @@ class strict_space : public host::queue_space {
 #define EBB_STRICT_SPACES strict_space
 #endif
 
-constexpr std::int64_t up_to(std::int64_t bytes, std::int64_t multiple) { return (bytes + multiple - 1) / multiple * multiple; }
+constexpr std::int64_t up_to(std::int64_t bytes, std::int64_t multiple) {
+  return (bytes + multiple - 1) / multiple * multiple;
+}
 
 template <class S>
 void fill(S const& space, std::byte* memory, std::int64_t bytes, std::byte value) {
@@ -91,11 +94,20 @@ bool try_layout(std::int64_t frame_stride, int offset, std::int64_t import_strid
   fill(space, arena.get(), arena_bytes, canary);
   std::fill(store.begin(), store.end(), canary);
   std::vector<arena_view> const arenas{{arena.get() + offset, frame_stride}};
-  sizes const given{.frames = frames, .host_pages = host_pages, .requests = 1, .max_batch = 1, .max_tokens = host_pages * P::page_tokens, .hot_rows = 16, .arenas = arenas, .host_memory = store.data()};
+  sizes const given{.frames = frames,
+                    .host_pages = host_pages,
+                    .requests = 1,
+                    .max_batch = 1,
+                    .max_tokens = host_pages * P::page_tokens,
+                    .hot_rows = 16,
+                    .arenas = arenas,
+                    .host_memory = store.data()};
   int const width = std::min(copy_width(P::row.in_row), copy_width(packed.stride));
   if (offset % width != 0) {
-    std::string const alignment = "a multiple of " + std::to_string(width) + " bytes for rows of " + std::to_string(P::row.total());
-    CHECK_THROWS_WITH_AS((residency<P, gated_space<S>>{space, given}), doctest::Contains(alignment.c_str()), std::invalid_argument);
+    std::string const alignment =
+        "a multiple of " + std::to_string(width) + " bytes for rows of " + std::to_string(P::row.total());
+    CHECK_THROWS_WITH_AS((residency<P, gated_space<S>>{space, given}), doctest::Contains(alignment.c_str()),
+                         std::invalid_argument);
     return true;
   }
 
@@ -108,7 +120,9 @@ bool try_layout(std::int64_t frame_stride, int offset, std::int64_t import_strid
   s.versions.assign(tokens, 1);
   shared_array<std::byte> source{space, static_cast<std::size_t>(import_offset + tokens * import_stride)};
   for (int row = 0; row < tokens; ++row) {
-    for (int i = 0; i < P::row.total(); ++i) source[static_cast<std::size_t>(import_offset + row * import_stride + i)] = std::byte{byte_of(e.pattern(s, 0, row), i)};
+    for (int i = 0; i < P::row.total(); ++i)
+      source[static_cast<std::size_t>(import_offset + row * import_stride + i)] =
+          std::byte{byte_of(e.pattern(s, 0, row), i)};
   }
   e.kv.import(s.id, source_id{0}, {source.data() + import_offset, import_stride});
   e.kv.publish(s.id, tokens);
@@ -130,10 +144,13 @@ bool try_layout(std::int64_t frame_stride, int offset, std::int64_t import_strid
   // Every row of the host store is whole; every byte that belongs to no row is untouched.
   int wrong = 0;
   for (std::int64_t row = 0; row < tokens + more; ++row) {
-    std::byte const* const page = store.data() + index(e.page(s, static_cast<int>(row) / P::page_tokens).at.host) * packed.stride;
+    std::byte const* const page =
+        store.data() + index(e.page(s, static_cast<int>(row) / P::page_tokens).at.host) * packed.stride;
     std::int64_t const r = row % P::page_tokens;
     for (int i = 0; i < P::row.total(); ++i) {
-      std::int64_t const at = i < P::row.in_row ? r * P::row.in_row + i : std::int64_t{P::page_tokens} * P::row.in_row + r * P::row.at_page_end + (i - P::row.in_row);
+      std::int64_t const at = i < P::row.in_row ? r * P::row.in_row + i
+                                                : std::int64_t{P::page_tokens} * P::row.in_row +
+                                                      r * P::row.at_page_end + (i - P::row.in_row);
       wrong += page[at] != std::byte{byte_of(e.pattern(s, 0, row), i)};
     }
   }
@@ -146,7 +163,8 @@ bool try_layout(std::int64_t frame_stride, int offset, std::int64_t import_strid
     bool const of_a_row = in >= 0 && in < frames * frame_stride && in % frame_stride < packed.payload();
     dead += !of_a_row && now[static_cast<std::size_t>(i)] != canary;
   }
-  for (std::int64_t i = host_pages * packed.stride; i < host_bytes; ++i) dead += store[static_cast<std::size_t>(i)] != canary;
+  for (std::int64_t i = host_pages * packed.stride; i < host_bytes; ++i)
+    dead += store[static_cast<std::size_t>(i)] != canary;
   CHECK(dead == 0);
   return false;
 }
@@ -158,7 +176,8 @@ int try_layouts() {
   constexpr std::int64_t row = P::row.total();
   int refused = 0;
   for (std::int64_t multiple : {1, 16, 128}) {
-    for (int offset : {0, 4, 8}) refused += try_layout<P, S>(up_to(page, multiple), offset, up_to(row, multiple), offset);
+    for (int offset : {0, 4, 8})
+      refused += try_layout<P, S>(up_to(page, multiple), offset, up_to(row, multiple), offset);
   }
   // Where the arena is legal, imports may still come from anywhere.
   for (int offset : {1, 2, 8}) refused += try_layout<P, S>(up_to(page, 128), 0, row + offset, offset);
@@ -167,7 +186,8 @@ int try_layouts() {
 
 // All sizes of the scenario. Rows are neighbours in their page and only pages have a stride, so pages of one row stand for strided rows;
 // 576 bytes with 8 more at the page end are a size of their own. What a base offset makes impossible is refused, naming row and alignment.
-TEST_CASE_TEMPLATE("O04: all bytes of a row arrive and none beside it, at every size, stride and offset", S, EBB_STRICT_SPACES) {
+TEST_CASE_TEMPLATE("O04: all bytes of a row arrive and none beside it, at every size, stride and offset", S,
+                   EBB_STRICT_SPACES) {
   CHECK(try_layouts<one_row_pages<64>, S>() == 6);
   CHECK(try_layouts<one_row_pages<100>, S>() == 0);
   CHECK(try_layouts<one_row_pages<132>, S>() == 0);
@@ -180,16 +200,25 @@ TEST_CASE_TEMPLATE("O04: all bytes of a row arrive and none beside it, at every 
   CHECK(try_layouts<split_rows, S>() == 6);
 }
 
-TEST_CASE_TEMPLATE("O04: a frame stride that breaks the alignment of rows is refused with both numbers", S, EBB_SPACES) {
+TEST_CASE_TEMPLATE("O04: a frame stride that breaks the alignment of rows is refused with both numbers", S,
+                   EBB_SPACES) {
   auto const space = make_space<S>();
   auto const memory = space.device_memory(1 << 20);
   auto const with_stride = [&](std::int64_t stride) {
     std::vector<arena_view> const arenas{{memory.get(), stride}};
-    sizes const given{.frames = 27, .host_pages = 40, .requests = 1, .max_batch = 1, .max_tokens = 40, .hot_rows = 16, .arenas = arenas};
+    sizes const given{.frames = 27,
+                      .host_pages = 40,
+                      .requests = 1,
+                      .max_batch = 1,
+                      .max_tokens = 40,
+                      .hot_rows = 16,
+                      .arenas = arenas};
     residency<one_row_pages<656>, S> const kv{space, given};
     return kv.view(source_id{0}).layout.stride;
   };
-  CHECK_THROWS_WITH_AS(with_stride(660), doctest::Contains("frame_stride is 660; legal: at least 656 and a multiple of 16"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(with_stride(660),
+                       doctest::Contains("frame_stride is 660; legal: at least 656 and a multiple of 16"),
+                       std::invalid_argument);
   CHECK_THROWS_WITH_AS(with_stride(640), doctest::Contains("frame_stride is 640"), std::invalid_argument);
   CHECK(with_stride(672) == 672);
 }

@@ -41,14 +41,21 @@ struct look_up_body {
 /// A table of one request in device memory, and what the last resolve did to it.
 template <class Cache, class S>
 struct table_under_test {
-  table_under_test(S const& of, int ways) : space{of}, stream{of.make_stream()}, memory{of.device_memory(static_cast<std::size_t>(std::max(ways, set_ways)) * 4)}, positions{of, 64}, at{of, 64}, fetched{of, 64} {
+  table_under_test(S const& of, int ways)
+      : space{of},
+        stream{of.make_stream()},
+        memory{of.device_memory(static_cast<std::size_t>(std::max(ways, set_ways)) * 4)},
+        positions{of, 64},
+        at{of, 64},
+        fetched{of, 64} {
     table = {reinterpret_cast<std::uint32_t*>(memory.get()), ways, {20, Cache::exponent_bits}, 0, 1};
   }
   /// Resolves; returns how many rows were fetched.
   int resolve(std::vector<int> const& wanted) {
     ++table.now;
     std::copy(wanted.begin(), wanted.end(), positions.begin());
-    space.run(stream, 1, look_up_body<Cache>{table, positions.data(), static_cast<int>(wanted.size()), at.data(), fetched.data()});
+    space.run(stream, 1,
+              look_up_body<Cache>{table, positions.data(), static_cast<int>(wanted.size()), at.data(), fetched.data()});
     finish(space, stream);
     before = words;
     words.assign(static_cast<std::size_t>(table.ways), 0);
@@ -65,7 +72,9 @@ struct table_under_test {
   std::vector<int> slots_of(int position) const {
     std::vector<int> slots;
     for (int w = 0; w < static_cast<int>(words.size()); ++w) {
-      if (table.format.stamp(words[static_cast<std::size_t>(w)]) != 0 && table.format.position(words[static_cast<std::size_t>(w)]) == position) slots.push_back(w);
+      if (table.format.stamp(words[static_cast<std::size_t>(w)]) != 0 &&
+          table.format.position(words[static_cast<std::size_t>(w)]) == position)
+        slots.push_back(w);
     }
     return slots;
   }
@@ -144,7 +153,9 @@ TEST_CASE_TEMPLATE("O15: after every step the occupied slots are one to one with
       for (int k = 0; k < 4; ++k) wanted.push_back(numbers.below(ways == 8 ? 64 : 3 * ways));
       std::set<int> const distinct(wanted.begin(), wanted.end());
       auto const held = t.occupied();
-      missed += static_cast<int>(std::count_if(distinct.begin(), distinct.end(), [&](int p) { return std::find(held.begin(), held.end(), p) == held.end(); }));
+      missed += static_cast<int>(std::count_if(distinct.begin(), distinct.end(), [&](int p) {
+        return std::find(held.begin(), held.end(), p) == held.end();
+      }));
       fetched += t.resolve(wanted);
       wrong += !one_to_one(t, wanted);
       fullest = std::max(fullest, t.occupied().size());
@@ -158,7 +169,9 @@ TEST_CASE_TEMPLATE("O15: after every step the occupied slots are one to one with
 }
 
 TEST_CASE_TEMPLATE("O15: random steps through a table of eight rows are exact", S, EBB_SPACES) {
-  engine<small_table, gated_space<S>> e{gated_space<S>{make_space<S>()}, {.frames = 4, .host_pages = 80, .requests = 1, .max_batch = 1, .max_tokens = 600, .hot_rows = 8}};
+  engine<small_table, gated_space<S>> e{
+      gated_space<S>{make_space<S>()},
+      {.frames = 4, .host_pages = 80, .requests = 1, .max_batch = 1, .max_tokens = 600, .hot_rows = 8}};
   session s = e.start(600, 64);
   random_rows select{15};
   int const steps = ebb::testing::lanes_are_threads<S> ? 500 : 10'000;
@@ -178,7 +191,8 @@ TEST_CASE_TEMPLATE("O15: random steps through a table of eight rows are exact", 
 }
 
 // Slots are invalidated by clearing a request's table, all at once; 6 that were never used stand for the 6 of the scenario.
-TEST_CASE_TEMPLATE("O16: free slots are used before rows are evicted, and exactly as many are evicted as must be", S, EBB_SPACES) {
+TEST_CASE_TEMPLATE("O16: free slots are used before rows are evicted, and exactly as many are evicted as must be", S,
+                   EBB_SPACES) {
   auto const space = make_space<S>();
   for (int const queries : {1, 4}) {
     CAPTURE(queries);
@@ -192,7 +206,8 @@ TEST_CASE_TEMPLATE("O16: free slots are used before rows are evicted, and exactl
       std::vector<int> wanted;
       host::generator numbers{seed};
       for (int q = 0; q < queries; ++q) wanted.insert(wanted.end(), step.begin(), step.end());
-      for (std::size_t left = wanted.size(); left > 1; --left) std::swap(wanted[left - 1], wanted[static_cast<std::size_t>(numbers.below(static_cast<int>(left)))]);
+      for (std::size_t left = wanted.size(); left > 1; --left)
+        std::swap(wanted[left - 1], wanted[static_cast<std::size_t>(numbers.below(static_cast<int>(left)))]);
       CHECK(t.resolve(wanted) == 8);
       CHECK(one_to_one(t, wanted));
       int filled = 0, evicted = 0;
@@ -208,20 +223,27 @@ TEST_CASE_TEMPLATE("O16: free slots are used before rows are evicted, and exactl
   }
 }
 
-TEST_CASE_TEMPLATE("O16: eight misses beside four hits fetch eight rows, however many queries name them", S, EBB_SPACES) {
+TEST_CASE_TEMPLATE("O16: eight misses beside four hits fetch eight rows, however many queries name them", S,
+                   EBB_SPACES) {
   for (int const queries : {1, 4}) {
     CAPTURE(queries);
-    engine<twelve_of_sixteen, gated_space<S>> e{gated_space<S>{make_space<S>()}, {.frames = 4, .host_pages = 40, .requests = 1, .max_batch = 1, .max_tokens = 600, .hot_rows = 16}};
+    engine<twelve_of_sixteen, gated_space<S>> e{
+        gated_space<S>{make_space<S>()},
+        {.frames = 4, .host_pages = 40, .requests = 1, .max_batch = 1, .max_tokens = 600, .hot_rows = 16}};
     session s = e.start(400, 200);
     auto const look = [&](int n, auto select) {
       counters const before = e.kv.counts();
       e.run_step({&s}, n, 0, select);
       e.settle();
       counters const after = e.kv.counts();
-      return std::vector<std::uint64_t>{after.hot_hits - before.hot_hits, after.misses - before.misses, after.fetched_rows - before.fetched_rows, after.fetched_bytes - before.fetched_bytes};
+      return std::vector<std::uint64_t>{after.hot_hits - before.hot_hits, after.misses - before.misses,
+                                        after.fetched_rows - before.fetched_rows,
+                                        after.fetched_bytes - before.fetched_bytes};
     };
     using list = std::vector<std::uint64_t>;
-    auto const first_ten = [](session const&, int, int, int column, std::int64_t) { return column < 10 ? 10 * column : -1; };
+    auto const first_ten = [](session const&, int, int, int column, std::int64_t) {
+      return column < 10 ? 10 * column : -1;
+    };
     CHECK(look(1, first_ten) == list{0, 10, 10, 640});
     // Columns in another order for each query.
     auto const four_and_eight = [](session const&, int, int query, int column, std::int64_t) {
