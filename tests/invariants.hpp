@@ -180,8 +180,8 @@ class auditor {
       fail("I7: ", taken, " frames taken, the engine has ", collected.size(), " and waits for ", uncollected);
     }
     std::int64_t const promised = reserve + static_cast<std::int64_t>(collected.size()) + uncollected;
-    if (promised != kv_.allocator().promised())
-      fail("I7: ", promised, " frames promised, the library says ", kv_.allocator().promised());
+    if (promised != kv_.allocator().promised().frames())
+      fail("I7: ", promised, " frames promised, the library says ", kv_.allocator().promised().frames());
     if (promised > shape.frames) fail("I7: ", promised, " of ", shape.frames, " frames are promised");
     int used = 0;
     for (int h = 0; h < shape.host_pages; ++h) {

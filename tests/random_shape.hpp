@@ -91,7 +91,7 @@ struct random_shape {
       std::int64_t const stride = P::borrows == 2 ? all : own + gap;
       std::int64_t const frames = model.frames + (P::metadata::packed ? 1 : 0) +
                                   std::int64_t{model.max_batch} * model.staging_slots() / model.rows_per_page(s);
-      out.push_back({base + at, stride});
+      out.push_back({base + at, stride, (frames - 1) * stride + own});
       bytes = std::max(bytes, (P::borrows == 2 ? 0 : at) + (frames * stride + 63) / 64 * 64);
       at = P::borrows == 2 ? at + own : bytes;
     }

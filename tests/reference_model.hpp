@@ -112,6 +112,10 @@ class reference_model {
   std::int64_t promised_hosts() const {
     std::int64_t n = 0;
     for (auto const& r : live) n += shape.pages(r.tokens_max);
+    return n;
+  }
+  std::int64_t held_hosts() const {
+    std::int64_t n = 0;
     for (auto const& [id, tokens] : holds) n += shape.pages(tokens);
     return n;
   }
@@ -129,11 +133,13 @@ class reference_model {
     limit(pool::frames, n.frames, shape.frames);
     limit(pool::host_pages, n.hosts, shape.host_pages);
     if (!out.empty()) return out;
-    auto const own = holds.find(hold);
-    std::int64_t const frames =
-        shape.frames - promised_frames() - held_frames() + (own == holds.end() ? 0 : shape.required(own->second));
-    std::int64_t const hosts =
-        shape.host_pages - promised_hosts() + (own == holds.end() ? 0 : shape.pages(own->second));
+    // A hold is served after older ones, and before younger ones; whoever has none after all of them.
+    std::int64_t frames = shape.frames - promised_frames(), hosts = shape.host_pages - promised_hosts();
+    for (auto const& [id, tokens] : holds) {
+      if (hold != 0 && id >= hold) continue;
+      frames -= shape.required(tokens);
+      hosts -= shape.pages(tokens);
+    }
     std::int64_t const slots = shape.requests - static_cast<std::int64_t>(live.size());
     auto const now = [&](pool p, std::int64_t wanted, std::int64_t free) {
       free = std::max<std::int64_t>(0, free);

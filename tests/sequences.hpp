@@ -266,7 +266,8 @@ class trial {
     std::int64_t const first =
         g.below(2) == 0 ? 0 : g.below(static_cast<int>(std::min<std::int64_t>(most, 1 << 20)) + 1);
     std::uint64_t hold = 0;
-    if (!model_.holds.empty() && g.below(2) == 0) hold = model_.holds.rbegin()->first;
+    if (!model_.holds.empty() && g.below(2) == 0)
+      hold = g.below(2) == 0 ? model_.holds.begin()->first : model_.holds.rbegin()->first;
     say("admit ", most, " first ", first, " hold ", hold);
     auto const lacking = model_.lacking({model_.shape.required(most), model_.shape.pages(most), 1, most}, hold);
     auto const before = kv_->pools();
@@ -911,7 +912,7 @@ class trial {
       case 4:
         must_refuse("give of a frame the engine does not have", [&] {
           frame_id f{g.below(model_.shape.frames + 2) - 1};
-          if (std::find(engine_frames_.begin(), engine_frames_.end(), f) != engine_frames_.end() || uncollected() > 0)
+          if (std::find(engine_frames_.begin(), engine_frames_.end(), f) != engine_frames_.end())
             f = frame_id{-1};
           kv_->give(main_, std::vector{f});
         });
@@ -1057,6 +1058,9 @@ class trial {
             now.frames_revoking !=
         now.frames)
       fail("I7: the gauges of frames do not add up");
+    if (now.frames_held != model_.held_frames() || now.host_pages_held != model_.held_hosts())
+      fail("holds: ", now.frames_held, " frames and ", now.host_pages_held, " host pages held, the model says ",
+           model_.held_frames(), " and ", model_.held_hosts());
     int preempted = 0;
     for (auto const& m : model_.live) preempted += m.preempted;
     if (now.preempted != preempted || now.running + now.waiting + now.preempted != static_cast<int>(model_.live.size()))

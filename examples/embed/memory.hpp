@@ -39,12 +39,13 @@ struct memory {
     // Layer by layer, rows of a page apart; from block to block, the pages of all layers.
     for (int l = 0; l < layers; ++l)
       arenas[static_cast<std::size_t>(l)] = {reinterpret_cast<std::byte*>(pool.get()) + l * block_tokens * row_bytes,
-                                             block_bytes};
+                                             block_bytes,
+                                             blocks_in_all(s) * block_bytes - l * block_tokens * row_bytes};
   }
   /// The sizes of an instance of ebb that allocates no memory for rows.
   ebb::sizes borrowed_by(ebb::sizes s) const {
     s.arenas = arenas;
-    s.host_memory = cpu_pool.get();
+    s.host_memory = {cpu_pool.get(), static_cast<std::size_t>(s.host_pages * block_bytes)};
     return s;
   }
   /// Buffers of a step: two steps are in flight, so what the host writes or reads is there twice.

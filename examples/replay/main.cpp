@@ -76,8 +76,9 @@ std::vector<result> run_policies(S const& space, workload const& work, options c
   d.progress = [&](auto const&... at) { progress(at...); };
 
   // One host store for all policies, one after another: what the ones before left there must not be taken for one's own.
-  auto const store = space.history_memory(static_cast<std::size_t>(o.host_pages) * page_bytes, d.sizes.host);
-  d.sizes.host_memory = store.get();
+  std::size_t const store_bytes = static_cast<std::size_t>(o.host_pages) * page_bytes;
+  auto const store = space.history_memory(store_bytes, d.sizes.host);
+  d.sizes.host_memory = {store.get(), store_bytes};
 
   std::vector<result> results;
   auto const run = [&]<class P>() {

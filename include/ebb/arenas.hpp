@@ -12,11 +12,18 @@
 
 namespace ebb {
 
-/// A source's rows in one memory: address a is at `page_layout` offsets from `base`, pages `frame_stride` bytes apart.
+/// A source's rows in one memory: address a is at `page_layout` offsets from `base`, pages `frame_stride` bytes apart,
+/// `bytes` in all. Arenas may share an allocation where they have one stride and no byte in common.
 struct arena_view {
   std::byte* base = nullptr;
   std::int64_t frame_stride = 0;
+  std::int64_t bytes = 0;
 };
+
+/// Frames of a source's arena: the instance's own, one of zeroes where the metadata is packed, and staging behind them.
+constexpr std::int64_t frames_in_arena(int frames, bool packed, int max_batch, int staging_slots, int rows_per_page) {
+  return std::int64_t{frames} + (packed ? 1 : 0) + std::int64_t{max_batch} * (staging_slots / rows_per_page);
+}
 
 /// What the memory must hold.
 struct arena_sizes {
@@ -26,13 +33,13 @@ struct arena_sizes {
   int max_batch;
   host_kind host = host_kind::managed;
   std::span<arena_view const> borrowed = {};
-  std::byte* host_memory = nullptr;
+  std::span<std::byte> host_memory = {};
 };
 
 /// Owns or borrows all row memory of an instance. Move-only through its memory handles.
 /// Owned: `[arena of source 0] … [staging planes]` in one reservation, so that a staged row has a row address from
-/// every source's base. Borrowed: every arena holds, behind its frames, one zeroed frame where the metadata is packed,
-/// and staging frames of its own.
+/// every source's base. Borrowed: every arena holds, behind its frames, one that is zeroed here where the metadata is
+/// packed, and staging frames of its own.
 template <policy P, space S>
 class arenas {
  public:
@@ -45,6 +52,8 @@ class arenas {
     } else {
       borrow();
     }
+    if constexpr (requires { P::metadata::check(std::span<source_view const>{views_}, rows_); })
+      P::metadata::check(std::span<source_view const>{views_}, rows_);
     place_host(space);
     publish(space);
   }
@@ -55,13 +64,6 @@ class arenas {
   /// Bytes of GPU memory for rows: owned ones, staging among them.
   std::int64_t gpu_bytes() const { return gpu_bytes_; }
   std::int64_t host_bytes() const { return host_bytes_; }
-  std::byte* host_base() const { return views_.front().host; }
-
-  /// Frames that a borrowed arena of a source must have in all.
-  int frames_in_arena(int source) const {
-    return sizes_.frames + zero_frames +
-           static_cast<int>(std::int64_t{sizes_.max_batch} * sizes_.staging_slots / geo_.rows_per_page(source));
-  }
 
  private:
   void own(S const& space) {
@@ -89,6 +91,7 @@ class arenas {
         require(last <= std::numeric_limits<std::int32_t>::max(), "frames", sizes_.frames,
                 "so many that every row has an int32 address; source " + std::to_string(index(geo_.id_of_source(s))) +
                     " would need row " + std::to_string(last));
+        rows_ = std::max(rows_, last);
         add(s, nullptr, layout, static_cast<std::int32_t>(rows_to_staging));
       }
     }
@@ -111,13 +114,36 @@ class arenas {
       require(given.frame_stride >= layout.stride && given.frame_stride % width == 0, "arenas: frame_stride",
               given.frame_stride,
               "at least " + std::to_string(layout.stride) + " and a multiple of " + std::to_string(width));
+      std::int64_t const count =
+          frames_in_arena(sizes_.frames, P::metadata::packed, sizes_.max_batch, sizes_.staging_slots, layout.rows);
+      require(given.bytes >= layout.stride && count - 1 <= (given.bytes - layout.stride) / given.frame_stride,
+              "arenas: bytes", given.bytes, "enough for ", count, " frames of source ", index(geo_.id_of_source(s)),
+              ", staging included");
+      for (int other = 0; other < s; ++other) check_apart(other, s);
       layout.stride = given.frame_stride;
       std::int64_t const staging = std::int64_t{sizes_.frames + zero_frames} * layout.rows;
       std::int64_t const last = staging + std::int64_t{sizes_.max_batch} * sizes_.staging_slots;
       require(last <= std::numeric_limits<std::int32_t>::max(), "frames", sizes_.frames,
               "so many that every row has an int32 address");
+      rows_ = std::max(rows_, last);
       add(s, given.base, layout, static_cast<std::int32_t>(staging));
     }
+  }
+
+  /// Two arenas have no byte in common: one lies behind the other, or pages of one stride lie side by side.
+  void check_apart(int a, int b) const {
+    arena_view const x = sizes_.borrowed[static_cast<std::size_t>(a)];
+    arena_view const y = sizes_.borrowed[static_cast<std::size_t>(b)];
+    auto const at = [](arena_view const& v) { return reinterpret_cast<std::uintptr_t>(v.base); };
+    auto const bytes = [](arena_view const& v) { return static_cast<std::uintptr_t>(v.bytes); };
+    bool apart = at(x) <= at(y) ? at(y) - at(x) >= bytes(x) : at(x) - at(y) >= bytes(y);
+    if (!apart && x.frame_stride == y.frame_stride) {
+      std::int64_t const stride = x.frame_stride;
+      std::int64_t const away = (static_cast<std::int64_t>(at(y) - at(x)) % stride + stride) % stride;
+      apart = away >= geo_.layout(a).stride && away + geo_.layout(b).stride <= stride;
+    }
+    require(apart, "arenas: source", index(geo_.id_of_source(b)), "one that shares no bytes with source ",
+            index(geo_.id_of_source(a)));
   }
 
   void add(int s, std::byte* base, page_layout layout, std::int32_t staging) {
@@ -134,8 +160,11 @@ class arenas {
   /// Source-major: [source][host page].
   void place_host(S const& space) {
     for (int s = 0; s < geo_.sources(); ++s) host_bytes_ += std::int64_t{sizes_.host_pages} * geo_.layout(s).stride;
-    std::byte* at = sizes_.host_memory;
-    if (at == nullptr) {
+    std::byte* at = sizes_.host_memory.data();
+    if (at != nullptr) {
+      require(static_cast<std::int64_t>(sizes_.host_memory.size()) >= host_bytes_, "host_memory: bytes",
+              static_cast<long long>(sizes_.host_memory.size()), "at least ", host_bytes_);
+    } else {
       host_ = space.history_memory(static_cast<std::size_t>(host_bytes_), sizes_.host);
       at = host_.get();
     }
@@ -154,6 +183,10 @@ class arenas {
     std::memcpy(staged.get(), views_.data(), bytes);
     device_views_ = space.device_memory(bytes);
     auto const stream = space.make_stream();
+    if constexpr (P::metadata::packed) {
+      for (source_view const& v : views_)
+        space.zero(stream, v.base + sizes_.frames * v.layout.stride, static_cast<std::size_t>(v.host_layout.stride));
+    }
     space.run(stream, 1,
               words_body{reinterpret_cast<std::uint64_t const*>(staged.get()),
                          reinterpret_cast<std::uint64_t*>(device_views_.get()), static_cast<int>(bytes / 8)});
@@ -167,6 +200,7 @@ class arenas {
   std::shared_ptr<std::byte> host_;
   std::shared_ptr<std::byte> device_views_;
   std::vector<source_view> views_;
+  std::int64_t rows_ = 0;  ///< row addresses are below it
   std::int64_t gpu_bytes_ = 0;
   std::int64_t host_bytes_ = 0;
 };

@@ -16,6 +16,12 @@ inline constexpr int set_ways = 16;
 /// Bytes of one way, and of one staging slot's word.
 inline constexpr int word_bytes = 4;
 
+/// The largest sizes that constructor and planner take.
+inline constexpr std::int64_t most_tokens = 1 << 30;
+inline constexpr int most_rows = 1 << 24;  ///< hot rows, and staging rows, of a request
+inline constexpr int most_requests = 1 << 20;
+inline constexpr int most_steps = 64;  ///< in flight
+
 /// Pages at the end of a request that are never lent: ⌈(1 + lag) · max_queries / page_tokens⌉ that steps in flight may
 /// write, with lag = steps_in_flight − 1, and two: one that is partly committed, one that waits for its backup.
 constexpr int tail_pages(int page_tokens, int max_queries, int steps_in_flight) {
@@ -45,9 +51,6 @@ constexpr int least_hot_rows(int ways, int rows_per_page, int page_tokens) {
   return (static_cast<int>(pages_for(rows, rows_per_page)) - 1) * page_tokens + 1;
 }
 
-/// Sets of a table of `ways` ways, 0 without any.
-constexpr int table_sets(int ways) { return (ways + set_ways - 1) / set_ways; }
-
 /// Staging slots that let every claim of one resolve succeed beside the smallest table: what max_queries · top_k rows
 /// need beyond it.
 constexpr int default_staging_rows(int max_queries, int top_k, int smallest_ways) {
@@ -76,6 +79,15 @@ constexpr int position_bits(std::int64_t max_tokens, int smallest_ratio) {
   return rows < 2 ? 1 : static_cast<int>(std::bit_width(static_cast<std::uint64_t>(rows - 1)));
 }
 
+/// The longest history whose positions, at ratio `ratio`, leave a table word of `exponent_bits` stamps for four steps of
+/// `groups` resolves.
+constexpr std::int64_t longest_history(int exponent_bits, int groups, int ratio) {
+  int stamps = 4;
+  while (((1 << stamps) - 1) / 2 <= groups) ++stamps;
+  std::int64_t const rows = std::int64_t{1} << (32 - exponent_bits - stamps);
+  return std::min(most_tokens, (rows + 1) * ratio - 1);
+}
+
 /// Bytes of one request's row in the resident map.
 constexpr std::int64_t map_bytes(std::int64_t max_tokens, int page_tokens) {
   return pages_for(max_tokens, page_tokens) * static_cast<std::int64_t>(sizeof(map_entry));
@@ -91,7 +103,6 @@ static_assert(least_hot_rows(2048, 64, 64) == 1985 && table_ways(hot_frames(1985
               table_ways(hot_frames(1984, 64), 64) == 1984);
 static_assert(least_hot_rows(100, 8, 16) == 209 && table_ways(hot_frames(209, 16), 8) == 112 &&
               table_ways(hot_frames(208, 16), 8) == 96);
-static_assert(table_sets(4096) == 256 && table_sets(8) == 1 && table_sets(0) == 0);
 static_assert(default_staging_rows(8, 2048, 4096) == 12'288 && default_staging_rows(1, 2048, 4096) == 0);
 static_assert(staging_slots(12'288, 64) == 12'288 && staging_slots(1, 64) == 64 && staging_slots(0, 64) == 0);
 static_assert(staging_plane_bytes({{576, 8}, 64, 576}, 65) == 2 * 37'440);

@@ -24,6 +24,7 @@ struct gauges {
   int host_pages = 0, host_pages_free = 0;
   int requests = 0, running = 0, waiting = 0, preempted = 0;
   int frames_promised = 0, frames_wanted = 0;
+  std::int64_t frames_held = 0, host_pages_held = 0;
   std::int64_t gpu_bytes = 0, host_bytes = 0;
 };
 
@@ -79,6 +80,8 @@ void for_each_value(gauges const& g, F f) {
   f("preempted", "preempted requests", g.preempted);
   f("frames_promised", "frames promised to requests and the engine", g.frames_promised);
   f("frames_wanted", "frames that pending calls wait for", g.frames_wanted);
+  f("frames_held", "frames promised to holds", g.frames_held);
+  f("host_pages_held", "host pages promised to holds", g.host_pages_held);
   f("gpu_bytes", "bytes of GPU memory for rows", g.gpu_bytes);
   f("host_bytes", "bytes of the host store", g.host_bytes);
 }

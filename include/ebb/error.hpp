@@ -26,7 +26,8 @@ constexpr char const* name(pool p) {
   }
 }
 
-/// Not enough of `pool`: what the call wanted, what is free for it, and what revoking every loan would add to that.
+/// Not enough of `pool`: what the call wanted, and what is promised to nobody else, loans included. `revocable`: frames
+/// that are lent or being filled.
 struct shortage {
   ebb::pool pool;
   long long wanted;
@@ -50,6 +51,11 @@ T or_throw(outcome<T> const& result) {
   if (!result) throw std::runtime_error(result.error().message());
   return *result;
 }
+
+/// A step cannot be begun: the space refused copies that would free or fill a frame. The call may be repeated.
+struct frames_refused : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
 
 inline std::string text(std::string const& s) { return s; }
 inline std::string text(char const* s) { return s; }

@@ -64,14 +64,24 @@ constexpr int staging_rows_for(geometry<P> const& g, int hot_rows, int staging_r
   return staging_rows >= 0 ? staging_rows : default_staging_rows(P::max_queries, P::top_k, smallest_ways(g, hot_rows));
 }
 
-/// The fewest hot rows that give every table top-k ways.
+/// Ways that every table must have: top_k, or max_queries · top_k where nothing is staged.
+template <policy P>
+constexpr int least_ways() {
+  return P::top_k * (P::tiers::stages ? 1 : P::max_queries);
+}
+/// The fewest hot rows that give every table so many.
 template <policy P>
 constexpr int fewest_hot_rows(geometry<P> const& g) {
   int most = 0;
-  for (int set = 0; set < g.sets(); ++set) {
-    most = std::max(most, least_hot_rows(P::top_k, P::page_tokens / g.ratio_of_set(set), P::page_tokens));
-  }
+  for (int set = 0; set < g.sets(); ++set)
+    most = std::max(most, least_hot_rows(least_ways<P>(), P::page_tokens / g.ratio_of_set(set), P::page_tokens));
   return most;
+}
+/// The longest request that the words of its tables can name.
+template <policy P>
+constexpr std::int64_t longest_tokens(geometry<P> const& g) {
+  if constexpr (P::tiers::caches) return longest_history(P::tiers::cache::exponent_bits, g.groups(), g.smallest_ratio());
+  return most_tokens;
 }
 
 /// Bytes that an instance of these sizes allocates.

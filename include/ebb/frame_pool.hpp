@@ -22,7 +22,7 @@ inline constexpr int frame_states = 6;
 struct frame_record {
   frame_state state = frame_state::free;
   std::int32_t slot = -1;        ///< the request that holds it, −1: nobody
-  std::int32_t page = -1;        ///< the page it keeps, −1: none (idle, hot rows, or on its way back)
+  std::int32_t page = -1;        ///< the page it keeps, −1: none (idle, hot rows, taken, or on its way back)
   ticket after = ticket::none;   ///< work of earlier holders ends here
   ticket copies = ticket::none;  ///< newest side-stream job that reads or writes it, whoever asked for it
   bool ordered =
@@ -32,6 +32,8 @@ struct frame_record {
 /// Keeps the state of every frame and the counts of each state (invariant I7). Host only, no locks: one control thread.
 class frame_pool {
  public:
+  static constexpr std::int32_t handed_over = -2;  ///< page of a taken frame that the engine has collected
+
   explicit frame_pool(int frames) : records_(static_cast<std::size_t>(frames)) {
     counts_[static_cast<std::size_t>(frame_state::free)] = frames;
     for (int f = frames; f-- > 0;) free_.push_back(frame_id{f});

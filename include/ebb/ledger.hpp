@@ -108,7 +108,8 @@ class ledger {
   int const page_tokens;
   effects out;
   move_counts counts;
-  std::vector<copy_failure> failures;
+  static constexpr std::size_t most_failures = 1024;
+  std::deque<copy_failure> failures;                 ///< the newest of them
   std::vector<std::pair<int, int>> marked;           ///< (slot, page) chosen to lose their frames, in order
   std::function<bool(copy_kind, int, int)> refuses;  ///< the space's word on a copy
   ticket done = ticket::none;                        ///< copies up to here are known to be done
@@ -226,14 +227,18 @@ class ledger {
   bool copy(copy_kind kind, request_record& r, int p, int from, int to) {
     if (from >= to) return true;
     if (refuses && refuses(kind, r.id.slot, p)) {
-      ++counts.copy_failures;
-      failures.push_back({kind, r.id, page_index{p}});
+      refused_copy(kind, r, p);
       return false;
     }
     page_record& record = page(r, p);
     touch(record, next_job());
     out.copies.push_back({kind, r.id.slot, p, r.id.incarnation, record.epoch, record.at, from, to});
     return true;
+  }
+  void refused_copy(copy_kind kind, request_record const& r, int p) {
+    ++counts.copy_failures;
+    if (failures.size() == most_failures) failures.pop_front();
+    failures.push_back({kind, r.id, page_index{p}});
   }
   /// Makes sure that page p's committed tokens get their host copy; false where refused.
   bool back_up(request_record& r, int p) {

@@ -25,7 +25,7 @@ class loan_allocator {
 
  public:
   explicit loan_allocator(allocator_sizes const& sizes)
-      : seats_{sizes}, promises_{sizes.frames, sizes.host_pages, sizes.max_tokens} {}
+      : seats_{sizes}, promises_{sizes.frames, sizes.host_pages} {}
 
   ledger& book() { return seats_.book(); }
   ledger const& book() const { return seats_.book(); }
@@ -36,8 +36,8 @@ class loan_allocator {
   int required(std::int64_t tokens_max) const {
     return required_frames(tokens_max, P::page_tokens, sizes().tail, sizes().hot, P::tiers::caches);
   }
-  /// Frames promised to live requests and the engine.
-  int promised() const { return promises_.frames(); }
+  /// What is promised to live requests, holds and the engine.
+  promises const& promised() const { return promises_; }
   /// Frames that pending calls still wait for.
   int outstanding() const { return outstanding_; }
   int spare() const { return seats_.spare(); }
@@ -48,8 +48,8 @@ class loan_allocator {
   outcome<request_id> admit(std::int64_t tokens_max, std::int64_t tokens, hold_id hold) {
     require(tokens_max > 0, "admit: tokens_max", tokens_max, "1 to max_tokens");
     require(tokens >= 0 && tokens <= tokens_max, "admit: tokens", tokens, "0 to tokens_max");
+    if (auto no = lacking(tokens_max, hold)) return refuse(*no);
     reservation const need = need_of(tokens_max);
-    if (auto no = lacking(need, tokens_max, hold)) return refuse(*no);
     int slot = 0;
     while (slot < sizes().requests && book().at(slot).phase != phase::vacant) ++slot;
     if (slot == sizes().requests) return refuse({pool::requests, 1, 0, 0, true});
@@ -68,13 +68,11 @@ class loan_allocator {
     return r.id;
   }
 
-  /// Promises room for a request that is still queued: admissions of others leave it alone, refill never takes its
-  /// frames.
+  /// See `residency::hold`.
   outcome<hold_id> hold(std::int64_t tokens_max) {
     require(tokens_max > 0, "hold: tokens_max", tokens_max, "1 to max_tokens");
-    reservation const need = need_of(tokens_max);
-    if (auto no = promises_.impossible(need, tokens_max)) return refuse(*no);
-    hold_id const id = promises_.hold(need);
+    if (auto no = impossible(tokens_max)) return refuse(*no);
+    hold_id const id = promises_.hold(need_of(tokens_max));
     speak();
     return id;
   }
@@ -87,7 +85,7 @@ class loan_allocator {
   /// Gives frames to the engine; `collect` hands them over once nobody else works on them.
   outcome<take_id> take(int n) {
     require(n > 0 && n <= sizes().frames, "take: frames", n, "1 to " + std::to_string(sizes().frames));
-    if (auto no = lacking({n, 0}, 1, hold_id::none)) return refuse(*no);
+    if (auto no = lacking(reservation{n, 0}, hold_id::none)) return refuse(*no);
     take_id const id{++takes_given_};
     promises_.give({n, 0});
     takes_[id].wanted = n;
@@ -106,12 +104,15 @@ class loan_allocator {
       if (book().frames[f].after > book().done) return std::nullopt;
     }
     std::vector<frame_id> frames = std::move(t.frames);
+    for (frame_id f : frames) book().frames.set(f, frame_state::taken, -1, frame_pool::handed_over);
     takes_.erase(it);
     return frames;
   }
-  /// `written`: the end of the engine's work on them.
+  /// Throws: std::invalid_argument where a frame is not the engine's.
+  void check_give(std::span<frame_id const> frames) { require_collected(frames, "give: frame"); }
+  void check_adopt(std::span<frame_id const> frames) { require_collected(frames, "adopt: frame"); }
+  /// `written`: the end of the engine's work on them. Requires: check_give.
   void give(std::span<frame_id const> frames, ticket written) {
-    require_taken(frames, "give: frame");
     book().wait_main(written);
     for (frame_id f : frames) book().frames.retire(f, std::max(book().main, written), true);
     promises_.take_back({static_cast<int>(frames.size()), 0});
@@ -147,9 +148,8 @@ class loan_allocator {
     serve();
   }
 
-  /// Turns taken frames, written by the engine, into pages behind the committed ones.
+  /// Turns taken frames, written by the engine, into pages behind the committed ones. Requires: check_adopt.
   void adopt(request_record& r, std::span<frame_id const> frames, std::int64_t tokens, ticket written) {
-    require_taken(frames, "adopt: frame");
     book().wait_main(written);
     for (frame_id f : frames) {
       book().append(r);
@@ -174,8 +174,7 @@ class loan_allocator {
 
   // ---- steps
 
-  /// First part of begin_step: copies that are done count, frames whose readers are done are free, chosen pages leave,
-  /// calls are served.
+  /// First part of begin_step: copies that are done count, frames whose readers are done are free, chosen pages leave.
   void settle() {
     seats_.count_step();
     for (int slot = 0; slot < sizes().requests; ++slot) {
@@ -183,10 +182,18 @@ class loan_allocator {
     }
     book().frames.settle(book().done);
     seats_.settle_marked();
-    serve();
   }
   /// Makes the request ready to write tokens up to `upper`: every page it writes is in a frame of its own.
   void grow(request_record& r, std::int64_t upper) { seats_.grow(r, upper); }
+  /// Serves waiting calls in order, and revokes exactly what is still short, counting what is on its way back.
+  void serve() {
+    for (bool again = true; again;) {
+      for (auto it = demand_.begin(); it != demand_.end();) it = give_to(*it) ? demand_.erase(it) : it + 1;
+      speak();
+      int const short_of = outstanding_ - book().frames.returning() - static_cast<int>(book().marked.size());
+      again = short_of > 0 && seats_.revoke(short_of) > 0 && !seats_.step_open() && book().frames.usable() > 0;
+    }
+  }
   /// Hands back at most `pages` pages, from the top of the keep order.
   void refill(int pages) { seats_.refill(pages); }
   /// Inside an open step no page leaves its frame.
@@ -236,7 +243,7 @@ class loan_allocator {
 
   outcome<request_id> resume(request_record& r, std::int64_t tokens) {
     reservation const need{need_of(r.tokens_max).frames, 0};
-    if (auto no = lacking(need, r.tokens_max, hold_id::none)) return refuse(*no);
+    if (auto no = lacking(need, hold_id::none)) return refuse(*no);
     promises_.give(need);
     r.phase = phase::waiting;
     r.reserve = need.frames;
@@ -270,7 +277,7 @@ class loan_allocator {
   outcome<request_id> require_whole(request_record& r) {
     int const extra = static_cast<int>(r.hot.size()) + book().pages_of(r.tokens_max) - r.reserve;
     if (extra > 0) {
-      if (auto no = lacking({extra, 0}, r.tokens_max, hold_id::none)) return refuse(*no);
+      if (auto no = lacking(reservation{extra, 0}, hold_id::none)) return refuse(*no);
       r.reserve += extra;
       promises_.give({extra, 0});
     }
@@ -286,6 +293,7 @@ class loan_allocator {
     promises_.take_back({r.reserve - reserve, 0});
     r.reserve = reserve;
     seats_.refresh(r, 0);
+    serve();
   }
 
   void set_uses(request_record& r, std::span<std::uint32_t const> uses) {
@@ -318,23 +326,33 @@ class loan_allocator {
     ++book().counts.refused;
     return refused{s};
   }
-  std::optional<shortage> lacking(reservation need, std::int64_t tokens_max, hold_id own) const {
-    if (auto no = promises_.impossible(need, tokens_max)) return no;
+  std::optional<shortage> impossible(std::int64_t tokens_max) const {
+    if (tokens_max > sizes().max_tokens) return shortage{pool::tokens, tokens_max, sizes().max_tokens, 0, false};
+    return promises_.impossible(need_of(tokens_max));
+  }
+  std::optional<shortage> lacking(reservation need, hold_id own) const {
+    if (auto no = promises_.impossible(need)) return no;
     return promises_.lacking(need, own,
                              book().frames.count(frame_state::lent) + book().frames.count(frame_state::filling));
   }
-  /// Refuses before anything changes; a frame named twice is as wrong as one that is not taken.
-  void require_taken(std::span<frame_id const> frames, char const* what) const {
-    for (std::size_t i = 0; i < frames.size(); ++i) {
-      frame_id const f = frames[i];
+  std::optional<shortage> lacking(std::int64_t tokens_max, hold_id own) const {
+    if (auto no = impossible(tokens_max)) return no;
+    return lacking(need_of(tokens_max), own);
+  }
+  /// Refuses before anything changes; a frame named twice is as wrong as one that was not collected.
+  void require_collected(std::span<frame_id const> frames, char const* what) {
+    ++mentions_;
+    named_.resize(static_cast<std::size_t>(sizes().frames));
+    for (frame_id f : frames) {
       bool const known = index(f) >= 0 && index(f) < sizes().frames;
-      bool const once = std::find(frames.begin(), frames.begin() + static_cast<std::ptrdiff_t>(i), f) ==
-                        frames.begin() + static_cast<std::ptrdiff_t>(i);
-      require(known && once && book().frames[f].state == frame_state::taken, what, index(f),
-              "a frame that the engine took and has not given back, named once");
+      require(known && std::exchange(named_[static_cast<std::size_t>(index(f))], mentions_) != mentions_ &&
+                  book().frames[f].page == frame_pool::handed_over,
+              what, index(f), "a frame that the engine collected and has not given back, named once");
     }
   }
-  void speak() { seats_.speak_for(outstanding_ + promises_.held_frames()); }
+  void speak() {
+    seats_.speak_for(static_cast<int>(std::min<std::int64_t>(sizes().frames, outstanding_ + promises_.held_frames())));
+  }
 
   // ---- who gets frames
 
@@ -369,15 +387,6 @@ class loan_allocator {
     if (wanted <= 0) return;
     demand_.push_back({r.id.slot, take_id::none, wanted});
     outstanding_ += wanted;
-  }
-  /// Serves waiting calls in order, and revokes exactly what is still short, counting what is on its way back.
-  void serve() {
-    for (bool again = true; again;) {
-      for (auto it = demand_.begin(); it != demand_.end();) it = give_to(*it) ? demand_.erase(it) : it + 1;
-      speak();
-      int const short_of = outstanding_ - book().frames.returning() - static_cast<int>(book().marked.size());
-      again = short_of > 0 && seats_.revoke(short_of) > 0 && !seats_.step_open() && book().frames.usable() > 0;
-    }
   }
   /// True when all its frames are there.
   bool give_to(waiting& w) {
@@ -431,6 +440,8 @@ class loan_allocator {
   int outstanding_ = 0;
   std::int64_t admissions_ = 0;
   std::uint64_t takes_given_ = 0;
+  std::vector<std::uint64_t> named_;  ///< the call that last named each frame
+  std::uint64_t mentions_ = 0;
 };
 
 }  // namespace ebb

@@ -63,7 +63,6 @@ struct capacity_plan {
 /// Throws: std::invalid_argument with parameter, value and allowed range on the first illegal input.
 template <policy P>
 constexpr void check_inputs(geometry<P> const& g, plan_inputs const& in) {
-  constexpr std::int64_t most_tokens = 1LL << 30;
   auto const check = [](char const* argument, std::int64_t value, std::int64_t least, std::int64_t most,
                         char const* why = "") {
     if (value < least || value > most) {
@@ -75,18 +74,16 @@ constexpr void check_inputs(geometry<P> const& g, plan_inputs const& in) {
   check("engine_bytes", in.engine_bytes, 0, 1LL << 50);
   check("history", in.history, 1, most_tokens);
   check("growth", in.growth, 0, most_tokens);
-  check("max_tokens", in.max_tokens, 1, most_tokens);
-  check("requests", in.requests, 0, 1 << 20, ", 0 for as many as fit");
-  check("max_batch", in.max_batch, 0, in.requests > 0 ? in.requests : 1 << 20, ", 0 for all requests");
-  check("steps_in_flight", in.steps_in_flight, 1, 64);
+  check("max_tokens", in.max_tokens, 1, longest_tokens(g));
+  check("requests", in.requests, 0, most_requests, ", 0 for as many as fit");
+  check("max_batch", in.max_batch, 0, in.requests > 0 ? in.requests : most_requests, ", 0 for all requests");
+  check("steps_in_flight", in.steps_in_flight, 1, most_steps);
 
-  if (P::tiers::caches) check("hot_rows", in.hot_rows, fewest_hot_rows(g), 1 << 24, ", for top_k rows in every table");
-  int const ways = smallest_ways(g, in.hot_rows);
-  int const short_of = default_staging_rows(P::max_queries, P::top_k, ways);
-  if (P::tiers::caches && (in.staging_rows != -1 || !P::tiers::stages)) {
-    check("staging_rows", P::tiers::stages ? in.staging_rows : 0, short_of, 1 << 24,
-          ", for max_queries * top_k rows with the hot rows");
-  }
+  if (!P::tiers::caches) return;
+  check("hot_rows", in.hot_rows, fewest_hot_rows(g), most_rows, P::tiers::stages ? ", for top_k rows in every table" : ", for max_queries * top_k rows in every table");
+  if (P::tiers::stages && in.staging_rows != -1)
+    check("staging_rows", in.staging_rows, default_staging_rows(P::max_queries, P::top_k, smallest_ways(g, in.hot_rows)),
+          most_rows, ", for max_queries * top_k rows with the hot rows");
 }
 
 /// What fits.

@@ -22,23 +22,27 @@ struct reservation {
 /// promised, so whatever is granted can be had by revoking loans. Host only.
 class promises {
  public:
-  promises(int frames, int host_pages, std::int64_t max_tokens) : all_{frames, host_pages}, max_tokens_{max_tokens} {}
+  promises(int frames, int host_pages) : all_{frames, host_pages} {}
 
-  int frames() const { return given_.frames; }
-  int held_frames() const { return held_.frames; }
+  /// Promised to live requests and the engine.
+  int frames() const { return static_cast<int>(given_.frames); }
+  /// Kept for holds; more than there are where several holds wait for the same ones.
+  std::int64_t held_frames() const { return sum(hold_id::none).frames; }
+  std::int64_t held_hosts() const { return sum(hold_id::none).hosts; }
 
   /// What can never be had.
-  std::optional<shortage> impossible(reservation need, std::int64_t tokens_max) const {
-    if (tokens_max > max_tokens_) return shortage{pool::tokens, tokens_max, max_tokens_, 0, false};
+  std::optional<shortage> impossible(reservation need) const {
     if (need.frames > all_.frames) return shortage{pool::frames, need.frames, all_.frames, 0, false};
     if (need.hosts > all_.hosts) return shortage{pool::host_pages, need.hosts, all_.hosts, 0, false};
     return std::nullopt;
   }
-  /// What cannot be had now beside promises and the holds of others; `revocable` is only reported.
+  /// What cannot be had now beside promises and holds: all of them, or those older than `own`, so that the oldest hold
+  /// is served first and the others cannot block it. `revocable` is only reported.
   std::optional<shortage> lacking(reservation need, hold_id own, long long revocable) const {
-    reservation const mine = own == hold_id::none ? reservation{} : held_by(own);
-    int const frames = std::max(0, all_.frames - given_.frames - held_.frames + mine.frames);
-    int const hosts = std::max(0, all_.hosts - given_.hosts - held_.hosts + mine.hosts);
+    if (own != hold_id::none) check(own);
+    total const held = sum(own);
+    long long const frames = std::max<long long>(0, all_.frames - given_.frames - held.frames);
+    long long const hosts = std::max<long long>(0, all_.hosts - given_.hosts - held.hosts);
     if (need.frames > frames) return shortage{pool::frames, need.frames, frames, revocable, true};
     if (need.hosts > hosts) return shortage{pool::host_pages, need.hosts, hosts, 0, true};
     return std::nullopt;
@@ -50,26 +54,33 @@ class promises {
   hold_id hold(reservation r) {
     hold_id const id{++holds_given_};
     holds_.emplace(id, r);
-    held_ = {held_.frames + r.frames, held_.hosts + r.hosts};
     return id;
   }
   void release(hold_id id) {
-    reservation const r = held_by(id);
-    held_ = {held_.frames - r.frames, held_.hosts - r.hosts};
+    check(id);
     holds_.erase(id);
   }
 
  private:
-  reservation held_by(hold_id id) const {
-    auto const it = holds_.find(id);
-    require(it != holds_.end(), "hold", static_cast<long long>(id), "a hold that was given and not used or released");
-    return it->second;
+  struct total {
+    std::int64_t frames = 0, hosts = 0;
+  };
+  /// Of the holds older than `id`; none: of all.
+  total sum(hold_id id) const {
+    total t;
+    for (auto const& [each, r] : holds_) {
+      if (each == id) break;
+      t = {t.frames + r.frames, t.hosts + r.hosts};
+    }
+    return t;
+  }
+  void check(hold_id id) const {
+    require(holds_.contains(id), "hold", static_cast<long long>(id),
+            "a hold that was given and not used or released");
   }
 
   reservation all_;
-  std::int64_t max_tokens_;
-  reservation given_;
-  reservation held_;
+  total given_;
   std::map<hold_id, reservation> holds_;
   std::uint64_t holds_given_ = 0;
 };

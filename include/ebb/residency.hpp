@@ -33,8 +33,11 @@ struct batch {
 /// Residency of all sessions of one GPU. See docs/integrate.md for the protocol of a step and what the engine promises.
 ///
 /// Concurrency: one control thread; counts(), pools() and progress() belong to it, too.
-/// Stream: calls that take a stream enqueue on it and never wait, but begin_step, which waits for the end of step n −
-/// steps_in_flight.
+/// Stream: calls that take a stream enqueue on it and do not wait, but begin_step, which waits for the end of step n −
+/// steps_in_flight and for the work up to `progress`; where more small arguments are under way than the upload ring holds,
+/// any call waits for the oldest.
+/// Errors: std::invalid_argument refuses an argument or a call's order: nothing changed. `frames_refused`: see begin_step.
+/// Whatever else is thrown inside a call that decides something puts the instance out of use; every later call says so.
 template <policy P, space S>
 class residency {
   static_assert(check_policy<P>());
@@ -56,7 +59,7 @@ class residency {
               geometry_,
               {sizes.frames, sizes.host_pages, sizing_.staging_ways, sizes.max_batch, sizes.host, sizes.arenas,
                sizes.host_memory}},
-        ring_{space, std::size_t{8} << 20},
+        ring_{space, std::max(std::size_t{8} << 20, 4 * sizing_.largest_upload())},
         copies_{space, geometry_, rows_, ring_, allocator_.book()},
         tables_{space, geometry_, sizing_, rows_, ring_, allocator_},
         imports_(static_cast<std::size_t>(sizes.requests)) {
@@ -66,11 +69,15 @@ class residency {
   residency& operator=(residency const&) = delete;
   /// Waits for everything enqueued through this instance.
   ~residency() {
-    try {
-      for (auto const& e : unfinished_) space_.synchronize(e);
-      copies_.drain();
-    } catch (...) {
-    }
+    auto const wait = [](auto f) {
+      try {
+        f();
+      } catch (...) {
+      }
+    };
+    if (begun_on_) wait([&] { space_.synchronize(space_.record(*begun_on_)); });
+    for (auto const& e : unfinished_) wait([&] { space_.synchronize(e); });
+    wait([&] { copies_.drain(); });
   }
 
   // ---- admission: decided at once
@@ -83,7 +90,9 @@ class residency {
   }
   /// False while frames of an admission or resumption are on their way; a batch that names such a request is refused.
   bool ready(request_id id) const { return allocator_.ready(record(id, "ready")); }
-  /// Promises room to a queued request: other admissions leave it alone and refill never takes its frames.
+  /// Promises room to a queued request: other admissions leave it alone and refill never takes its frames. Holds are
+  /// served in the order in which they were given: room that an older one keeps is not a younger one's.
+  /// Returns: a shortage where it can never be had.
   outcome<hold_id> hold(std::int64_t tokens_max) { return allocator_.hold(tokens_max); }
   void release(hold_id id) { allocator_.release(id); }
 
@@ -98,6 +107,8 @@ class residency {
   /// Returns frames that were taken. Stream: what `on` holds so far is the engine's last work on them; whatever uses
   /// them next waits for it there.
   void give(stream on, std::span<frame_id const> frames) {
+    require(!space_.capturing(on), "give: stream", "being captured", "one that is not");
+    allocator_.check_give(frames);
     decided([&] { allocator_.give(frames, copies_.fence_engine(on)); });
   }
 
@@ -125,8 +136,11 @@ class residency {
   /// every address stays the request's until publish.
   std::vector<import_page> import_pages(request_id id, source_id source) {
     request_record& r = idle_record(id, "import_pages");
+    require(r.reserved > r.tokens, "import_pages: request", r.id.slot, "one with room from reserve_import");
+    int const s = geometry_.source(source);
+    arrived(r, s);
     decided([&] { allocator_.expose(r); });
-    source_view const& v = rows_.view(geometry_.source(source));
+    source_view const& v = rows_.view(s);
     std::vector<import_page> pages;
     for (int p = first_import(r); p < static_cast<int>(r.pages.size()); ++p) {
       map_entry const at = book().page(r, p).at;
@@ -137,14 +151,16 @@ class residency {
     return pages;
   }
   /// Copies the source's rows of tokens [committed, reserved) in, on the side stream; row 0 is the first that those
-  /// tokens complete. Requires: `rows` is readable by bodies, and stays so until the returned ticket is reached.
+  /// tokens complete. Requires: `rows` is written already, readable by bodies (device, pinned or managed memory on a
+  /// GPU), and stays so until the returned ticket is reached, also where the request is aborted before.
   ticket import(request_id id, source_id source, import_rows rows) {
     request_record& r = idle_record(id, "import");
     require(r.reserved > r.tokens, "import: request", r.id.slot, "one with room from reserve_import");
     int const s = geometry_.source(source);
     std::int64_t const stride = rows.row_stride == 0 ? P::row.total() : rows.row_stride;
-    require(rows.rows != nullptr && stride >= P::row.total(), "import: row_stride", stride, "at least ",
-            P::row.total());
+    require(rows.rows != nullptr, "import: rows", "null", "readable by bodies");
+    require(stride >= P::row.total(), "import: row_stride", stride, "at least ", P::row.total());
+    arrived(r, s);
     int const ratio = geometry_.ratio(s);
     std::int64_t const base = r.tokens / ratio;
     std::vector<page_import> pages;
@@ -157,8 +173,7 @@ class residency {
       if (from >= to) continue;
       if (space_.refuses_copy(copy_kind::import, r.id.slot, p)) {
         failed.emplace_back(p, s);
-        book().failures.push_back({copy_kind::import, r.id, page_index{p}});
-        ++book().counts.copy_failures;
+        book().refused_copy(copy_kind::import, r, p);
         continue;
       }
       map_entry const at = book().page(r, p).at;
@@ -175,32 +190,40 @@ class residency {
     });
   }
   /// The history reaches `tokens` from the next begin_step on, ordered after the imports into it.
-  /// Throws: std::runtime_error naming the page where an import was refused and not repeated.
+  /// Throws: std::runtime_error naming the page where an import was refused and not repeated; std::invalid_argument where
+  /// a source has rows to come and neither `import` nor `import_pages` was called for it. Nothing changed then.
   void publish(request_id id, std::int64_t tokens) {
     request_record& r = idle_record(id, "publish");
     require(tokens > r.tokens && tokens <= r.reserved, "publish: tokens", tokens, r.tokens + 1, " to ", r.reserved,
             ", the reserved room");
     importing& in = imports_[static_cast<std::size_t>(r.id.slot)];
+    for (int s = 0; s < geometry_.sources(); ++s) {
+      bool const complete = tokens / geometry_.ratio(s) == r.tokens / geometry_.ratio(s);
+      require(complete || (s < static_cast<int>(in.sources.size()) && in.sources[static_cast<std::size_t>(s)]),
+              "publish: source", index(geometry_.id_of_source(s)), "one whose rows were imported");
+    }
     if (!in.failed.empty()) {
       throw std::runtime_error("publish: page " + std::to_string(in.failed.front().first) + " of the request in slot " +
                                std::to_string(r.id.slot) + " was not imported: its copy was refused");
     }
-    int const first = first_import(r);
-    std::vector<char> hosted;
-    for (int p = first; p < static_cast<int>(r.pages.size()); ++p) hosted.push_back(to_host(r, p));
-    allocator_.set_tokens(r, tokens);
-    book().wait_main(in.last);
-    for (int p = first; p < book().pages_of(tokens); ++p) {
-      page_record& page = book().page(r, p);
-      if (hosted[static_cast<std::size_t>(p - first)]) page.backed = page.backing = book().tokens_in(r, p);
-      if (book().has_frame(r, p)) {
-        book().wait_main(page.busy);
-        book().land(r, p);
+    decided([&] {
+      int const first = first_import(r);
+      std::vector<char> hosted;
+      for (int p = first; p < static_cast<int>(r.pages.size()); ++p) hosted.push_back(to_host(r, p));
+      allocator_.set_tokens(r, tokens);
+      book().wait_main(in.last);
+      for (int p = first; p < book().pages_of(tokens); ++p) {
+        page_record& page = book().page(r, p);
+        if (hosted[static_cast<std::size_t>(p - first)]) page.backed = page.backing = book().tokens_in(r, p);
+        if (book().has_frame(r, p)) {
+          book().wait_main(page.busy);
+          book().land(r, p);
+        }
+        ++book().counts.imported;
       }
-      ++book().counts.imported;
-    }
-    in = {};
-    allocator_.published(r);
+      in = {};
+      allocator_.published(r);
+    });
   }
   /// Taken frames that the engine wrote become the request's next pages, without a copy. Stream: the writes are what `on`
   /// holds so far; steps and backups of these pages wait for them there.
@@ -215,6 +238,8 @@ class residency {
                 book().pages_of(tokens) - book().pages_of(r.tokens) == static_cast<int>(frames.size()),
             "adopt: tokens", tokens, "as many as fill ", frames.size(), " frames behind ", r.tokens,
             " tokens, up to tokens_max");
+    require(!space_.capturing(on), "adopt: stream", "being captured", "one that is not");
+    allocator_.check_adopt(frames);
     decided([&] { allocator_.adopt(r, frames, tokens, copies_.fence_engine(on)); });
   }
 
@@ -233,11 +258,13 @@ class residency {
     return guarded([&] {
       limit_steps();
       advance(progress);
+      begun_on_ = on;
       allocator_.settle();
       for (request_id id : b.requests) {
         request_record& r = book().at(id.slot);
         allocator_.grow(r, std::min<std::int64_t>(r.tokens + b.queries, r.tokens_max));
       }
+      allocator_.serve();
       allocator_.refill(sizing_.refill_pages(geometry_.page_bytes()));
       ++steps_;
       open_ = {steps_, static_cast<int>(b.requests.size()),
@@ -254,7 +281,7 @@ class residency {
   /// device.
   void addresses(stream on, step const& s) {
     check_open(s, "addresses");
-    guarded([&] { space_.run(on, s.padded, tables_.addresses(s.queries)); });
+    enqueued([&] { space_.run(on, s.padded, tables_.addresses(s.queries)); });
   }
   /// Device array `[padded · queries]`: the row address where a query's token is written, −1 where it completes no row
   /// of the source.
@@ -266,28 +293,33 @@ class residency {
   std::int32_t const* bounds() const { return tables_.ref().bounds; }
 
   /// Resolves a group's selection, device array `[padded · queries][top_k]`, into metadata for the first source of its
-  /// set; rows that are missing are fetched for all sources of the set. Capturable.
+  /// set; rows that are missing are fetched for all sources of the set. The addresses hold until the next resolve.
+  /// Capturable. Requires: `addresses` ran in this step; without it every position is rejected.
   void resolve(stream on, step const& s, group_id group, std::int32_t const* selection, metadata_ref out) {
     check_open(s, "resolve");
     int const g = geometry_.group(group);
     resolved& now = resolved_[static_cast<std::size_t>(g)];
     require(!now.done, "resolve: group", index(group), "a group that was not resolved in this step yet");
+    require(selection != nullptr, "resolve: selection", "null", "a device array");
+    check_out(out, "resolve: out");
     auto const range = named_range(space_, "ebb resolve");
-    guarded([&] { space_.run(on, s.padded, tables_.resolve(g, s, selection, out)); });
+    enqueued([&] { space_.run(on, s.padded, tables_.resolve(g, s, selection, out)); });
+    last_resolved_ = g;
     now = {true, out, geometry_.source_of_set(geometry_.set_of_group(g), 0)};
   }
   /// Metadata of another source of the set, from what `group`'s resolve of this step wrote. Requires: that metadata is
-  /// unchanged. Throws: std::invalid_argument where the group was not resolved in this step: never an earlier step's
-  /// addresses.
+  /// unchanged. Throws: std::invalid_argument unless the group is the one that this step resolved last: later resolves
+  /// reuse its slots, and an earlier step's addresses are never given.
   void replay(stream on, step const& s, group_id group, source_id source, metadata_ref out) {
     check_open(s, "replay");
     int const g = geometry_.group(group);
     int const to = geometry_.source(source);
     resolved& now = resolved_[static_cast<std::size_t>(g)];
-    require(now.done, "replay: group", index(group), "a group that was resolved in this step");
+    require(now.done && last_resolved_ == g, "replay: group", index(group), "the group that this step resolved last");
+    check_out(out, "replay: out");
     require(geometry_.set_of_source(to) == geometry_.set_of_group(g), "replay: source", index(source),
             "a source of the group's set");
-    guarded([&] {
+    enqueued([&] {
       space_.run(on, s.padded, replay_body<P>{rows_.view(now.source), rows_.view(to), now.out, out, s.queries});
     });
     if (P::metadata::entries(out) == P::metadata::entries(now.out)) now.source = to;
@@ -308,11 +340,13 @@ class residency {
     auto const range = named_range(space_, "ebb end_step");
     return guarded([&] {
       tables_.commit(on, batch_, accepted);
-      tables_.read_uses(on, s.number, batch_);
+      bool const counted = tables_.read_uses(on, s.number, batch_);
       auto const end = space_.record(on);
       ring_.close(end);
       unfinished_.push_back(end);
       ticket const t = copies_.fence(end);
+      if (counted) tables_.uses_read_at(t);
+      begun_on_.reset();
       open_ = {};
       allocator_.close_step();
       for (request_id id : batch_) allocator_.back_up(book().at(id.slot));
@@ -375,11 +409,17 @@ class residency {
   std::int64_t tokens(request_id id) const { return record(id, "tokens").tokens; }
   /// True where every committed page is in a frame that the map names.
   bool whole(request_id id) const { return record(id, "whole").missing == 0; }
+  /// The newest ticket up to which everything is done.
   ticket progress() const { return copies_.progress(); }
-  bool reached(ticket t) const { return copies_.reached(t); }
-  void wait(ticket t) const { copies_.synchronize(t); }
-  /// Copies that were refused since the last call.
-  std::vector<copy_failure> take_failures() { return std::exchange(book().failures, {}); }
+  /// Whether all jobs up to `t`, a ticket that was given out, are done.
+  bool reached(ticket t) const { return copies_.reached(given_out(t, "reached")); }
+  /// The calling thread waits for them. Throws: what the space throws where they cannot end.
+  void wait(ticket t) const { copies_.synchronize(given_out(t, "wait")); }
+  /// Copies that were refused since the last call, the newest `ledger::most_failures` of them.
+  std::vector<copy_failure> take_failures() {
+    auto const all = std::exchange(book().failures, {});
+    return {all.begin(), all.end()};
+  }
 
   counters counts() const {
     counters c;
@@ -417,8 +457,10 @@ class residency {
              .host_pages = book().hosts.size(),
              .host_pages_free = book().hosts.free(),
              .requests = sizing_.s.requests,
-             .frames_promised = allocator_.promised(),
+             .frames_promised = allocator_.promised().frames(),
              .frames_wanted = allocator_.outstanding(),
+             .frames_held = allocator_.promised().held_frames(),
+             .host_pages_held = allocator_.promised().held_hosts(),
              .gpu_bytes = rows_.gpu_bytes(),
              .host_bytes = rows_.host_bytes()};
     for (auto const& r : book().requests()) {
@@ -438,6 +480,7 @@ class residency {
  private:
   struct importing {
     ticket last = ticket::none;
+    std::vector<char> sources;                ///< whose rows were asked for
     std::vector<std::pair<int, int>> failed;  ///< page, source
   };
   struct resolved {
@@ -461,15 +504,31 @@ class residency {
   // ---- checks
 
   void check_sound() const {
-    if (!poison_.empty())
-      throw std::runtime_error("ebb: this instance is out of use after an error of the device: " + poison_);
+    if (!poison_.empty()) throw std::runtime_error("ebb: this instance is out of use after an error: " + poison_);
   }
-  /// A device error leaves streams and memory unknown: it poisons the instance. Refused arguments and shortages do not.
+  /// A call that changes the books. What is thrown in its middle leaves them, the streams or memory unknown and poisons
+  /// the instance; a refusal does not.
   template <class F>
   auto guarded(F f) {
     check_sound();
     try {
       return f();
+    } catch (std::invalid_argument const& e) {
+      if (space_.broken()) poison_ = e.what();
+      throw;
+    } catch (frames_refused const& e) {
+      if (space_.broken()) poison_ = e.what();
+      throw;
+    } catch (std::exception const& e) {
+      poison_ = e.what();
+      throw;
+    }
+  }
+  /// A call that only enqueues: it may be repeated unless the device failed.
+  template <class F>
+  void enqueued(F f) {
+    try {
+      f();
     } catch (std::exception const& e) {
       if (space_.broken()) poison_ = e.what();
       throw;
@@ -512,6 +571,15 @@ class residency {
     check_sound();
     if (waits(id, waiting_call::finish)) refuse(call, "request", id.slot, "one that is not finished already");
     return record(id, call);
+  }
+  ticket given_out(ticket t, char const* call) const {
+    if (t > book().last) refuse(call, "ticket", static_cast<long long>(t), "one that was given out");
+    return t;
+  }
+  static void check_out(metadata_ref const& out, char const* what) {
+    bool given = P::metadata::entries(out) != nullptr;
+    if constexpr (P::metadata::packed) given &= P::metadata::lengths(out) != nullptr;
+    require(given, what, "null", "device arrays, as `metadata` says");
   }
   void check_open(step const& s, char const* call) const {
     check_sound();
@@ -574,6 +642,11 @@ class residency {
 
   // ---- imports
 
+  void arrived(request_record const& r, int source) {
+    auto& sources = imports_[static_cast<std::size_t>(r.id.slot)].sources;
+    sources.resize(static_cast<std::size_t>(geometry_.sources()));
+    sources[static_cast<std::size_t>(source)] = true;
+  }
   int first_import(request_record const& r) const { return static_cast<int>(r.tokens / P::page_tokens); }
   bool to_host(request_record const& r, int p) const { return book().page(r, p).to_host; }
 
@@ -604,8 +677,10 @@ class residency {
   step_tables<P, S> tables_;
 
   step open_;
+  std::optional<stream> begun_on_;  ///< stream of a step that was begun and has no end yet
   std::vector<request_id> batch_;
   std::vector<resolved> resolved_;   ///< of each group in the open step
+  int last_resolved_ = -1;           ///< group
   std::vector<waiting_call> later_;  ///< in the order of the calls
   std::vector<importing> imports_;
   std::deque<typename S::event> unfinished_;

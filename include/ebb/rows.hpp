@@ -64,11 +64,6 @@ EBB_FN constexpr std::int64_t pages_for(std::int64_t tokens, int page_tokens) {
   return (tokens + page_tokens - 1) / page_tokens;
 }
 
-/// True where every row of `pages` pages has an int32 address.
-constexpr bool addressable(std::int64_t pages, int rows_per_page) {
-  return pages * rows_per_page <= std::numeric_limits<std::int32_t>::max();
-}
-
 static_assert(copy_width(656) == 16 && copy_width(584) == 8 && copy_width(890) == 2 && copy_width(0) == 16);
 static_assert(page_layout{{576, 8}, 64, 576}.stride == 37'440);
 static_assert(page_layout{{576, 8}, 64, 576}.width() == 8);

@@ -319,9 +319,9 @@ class seating {
     return f;
   }
   [[noreturn]] void throw_no_frame(request_record const& r, int p) const {
-    throw std::runtime_error("begin_step: page " + std::to_string(p) + " of the request in slot " +
-                             std::to_string(r.id.slot) +
-                             " has no frame: the copies that would free or fill one were refused");
+    throw frames_refused((p < 0 ? std::string{"a hot-row frame"} : "page " + std::to_string(p)) +
+                         " of the request in slot " + std::to_string(r.id.slot) +
+                         " cannot be had: the copies that would free or fill a frame were refused");
   }
 
   bool wants_hot(request_record const& r) const {

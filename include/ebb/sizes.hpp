@@ -2,6 +2,7 @@
 /// Sizes of an instance: what the engine gives, what follows, and what is refused.
 
 #include <ebb/arenas.hpp>
+#include <ebb/footprint.hpp>
 
 namespace ebb {
 
@@ -18,8 +19,8 @@ struct sizes {
   long long refill_bytes = defaults::refill_bytes;  ///< handed back per step at most
   layer_range layers = {};                          ///< of a pipeline rank
   host_kind host = host_kind::managed;
-  std::span<arena_view const> arenas = {};  ///< borrowed GPU memory, one for each local source; empty: owned
-  std::byte* host_memory = nullptr;         ///< borrowed host store; null: owned
+  std::span<arena_view const> arenas = {};  ///< borrowed GPU memory, `arena_bytes` for each local source; empty: owned
+  std::span<std::byte> host_memory = {};    ///< borrowed host store, `host_bytes` of it; empty: owned
 };
 
 /// Sizes of one policy on one rank, with all that follows from them.
@@ -39,29 +40,30 @@ struct sizing {
     positive("requests", s.requests);
     positive("max_batch", s.max_batch);
     positive("max_tokens", s.max_tokens);
-    positive("steps_in_flight", s.steps_in_flight);
-    require(s.max_tokens <= (std::int64_t{1} << 30), "max_tokens", s.max_tokens, "up to 1073741824");
+    require(s.steps_in_flight >= 1 && s.steps_in_flight <= most_steps, "steps_in_flight", s.steps_in_flight, "1 to ",
+            most_steps);
+    require(s.max_tokens <= longest_tokens<P>(g), "max_tokens", s.max_tokens, "up to ", longest_tokens<P>(g),
+            P::tiers::caches ? ": more positions leave the words of hot rows too few stamps" : "");
+    require(s.requests <= most_requests, "requests", s.requests, "up to ", most_requests);
     require(s.max_batch <= s.requests, "max_batch", s.max_batch, "up to requests, " + std::to_string(s.requests));
     require(s.refill_bytes >= 0, "refill_bytes", s.refill_bytes, "0 or more");
-    require(s.hot_rows >= 0, "hot_rows", s.hot_rows, "0 or more");
+    require(s.hot_rows >= 0 && s.hot_rows <= most_rows, "hot_rows", s.hot_rows, "0 to ", most_rows);
+    require(s.staging_rows >= -1 && s.staging_rows <= most_rows, "staging_rows", s.staging_rows, "0 to ", most_rows,
+            ", or -1 for as many as are needed");
     tail = tail_pages(P::page_tokens, P::max_queries, s.steps_in_flight);
     if constexpr (P::tiers::caches) {
       hot = hot_frames(s.hot_rows, P::page_tokens);
       check_rows(g);
       bits = position_bits(s.max_tokens, g.smallest_ratio());
-      int stamps = 4;
-      while (((1 << stamps) - 1) / 2 <= g.groups()) ++stamps;
-      int const ratio = g.smallest_ratio();
-      std::int64_t const longest =
-          ((std::int64_t{1} << (32 - P::tiers::cache::exponent_bits - stamps)) + 1) * ratio - 1;
-      require(s.max_tokens <= longest, "max_tokens", s.max_tokens, "up to ", longest,
-              ": more positions leave the words of hot rows too few stamps");
     } else {
       require(s.hot_rows == 0, "hot_rows", s.hot_rows, "0, where the tiers have no row cache");
     }
     int const least = required_frames(1, P::page_tokens, tail, hot, P::tiers::caches);
     require(s.frames >= least, "frames", s.frames, "at least " + std::to_string(least) + ", what one request requires");
   }
+
+  /// Bytes of the longest list that one begin_step uploads in one piece: hot frames of all requests.
+  std::size_t largest_upload() const { return static_cast<std::size_t>(s.requests) * (static_cast<std::size_t>(hot) + 4) * 4; }
 
   /// Pages that one begin_step hands back at most; a budget below one page still hands back one, 0 none.
   int refill_pages(std::int64_t page_bytes) const {
@@ -71,30 +73,37 @@ struct sizing {
 
  private:
   void check_rows(geometry<P> const& g) {
-    int const wanted = P::top_k * (P::tiers::stages ? 1 : P::max_queries);
-    int least = 0;
-    int fewest = -1;
-    int widest = 1;
-    for (int set = 0; set < g.sets(); ++set) {
-      int const rows = P::page_tokens / g.ratio_of_set(set);
-      int const ways = table_ways(hot, rows);
-      least = std::max(least, least_hot_rows(wanted, rows, P::page_tokens));
-      fewest = fewest < 0 ? ways : std::min(fewest, ways);
-      widest = std::max(widest, rows);
-    }
-    require(s.hot_rows >= least, "hot_rows", s.hot_rows, "at least ", least, ": every table must hold ", wanted,
+    int const least = fewest_hot_rows(g);
+    int const fewest = smallest_ways(g, s.hot_rows);
+    require(s.hot_rows >= least, "hot_rows", s.hot_rows, "at least ", least, ": every table must hold ",
+            least_ways<P>(),
             P::tiers::stages ? " rows, top_k" : " rows, max_queries · top_k, where the tiers have no staging_rows");
     require(P::tiers::stages || s.staging_rows <= 0, "staging_rows", s.staging_rows,
             "0, where the tiers have no staging_rows");
-    require(s.staging_rows >= -1, "staging_rows", s.staging_rows, "0 or more, or -1 for as many as are needed");
-    if (s.staging_rows < 0)
-      s.staging_rows = P::tiers::stages ? default_staging_rows(P::max_queries, P::top_k, fewest) : 0;
+    s.staging_rows = staging_rows_for(g, s.hot_rows, s.staging_rows);
     require(fewest + s.staging_rows >= P::max_queries * P::top_k, "staging_rows", s.staging_rows,
             "at least " + std::to_string(P::max_queries * P::top_k - fewest) +
                 ": hot rows and staging must hold max_queries · top_k = " + std::to_string(P::max_queries * P::top_k) +
                 " rows");
-    staging_ways = staging_slots(s.staging_rows, widest);
+    staging_ways = staging_slots(s.staging_rows, P::page_tokens / g.smallest_ratio());
   }
 };
+
+/// Bytes that a borrowed arena of a source needs at `frame_stride` (0: its page's bytes), staging included.
+/// Throws: std::invalid_argument for sizes that the constructor of `residency` refuses, too.
+template <policy P>
+std::int64_t arena_bytes(sizes const& given, source_id source, std::int64_t frame_stride = 0) {
+  geometry<P> const g{given.layers};
+  sizing<P> const all{given, g};
+  page_layout const layout = g.layout(g.source(source));
+  std::int64_t const frames =
+      frames_in_arena(given.frames, P::metadata::packed, given.max_batch, all.staging_ways, layout.rows);
+  return (frames - 1) * (frame_stride == 0 ? layout.stride : frame_stride) + layout.stride;
+}
+/// Bytes of a borrowed host store.
+template <policy P>
+std::int64_t host_bytes(sizes const& given) {
+  return std::int64_t{given.host_pages} * geometry<P>{given.layers}.page_bytes();
+}
 
 }  // namespace ebb

@@ -49,7 +49,12 @@ struct length_word {
   std::int32_t tokens;
 };
 
-/// Applies begin_step's upload: item 0 the header, lengths and hot frames, items 1 … the map, 256 words each.
+/// Distinct ratios of a policy's sources.
+template <policy P>
+inline constexpr int ratio_count = geometry_of<P>::ratio_class(geometry_of<P>::largest_ratio) + 1;
+
+/// Applies begin_step's upload: item 0 the header, lengths and hot frames, items 1 … the map, 256 words each. Write
+/// addresses and bounds of the step before are void from then on: without `addresses` nothing is written or found.
 template <policy P>
 struct apply_body {
   static constexpr int words_per_item = 256;
@@ -64,6 +69,7 @@ struct apply_body {
   int hot_count;
   map_word const* map;
   int map_count;
+  int stride;  ///< max_batch · max_queries
 
   EBB_BODY
   template <team T>
@@ -76,6 +82,8 @@ struct apply_body {
       }
       return;
     }
+    for (int i = t.rank(); i < stride; i += T::width) step.bounds[i] = 0;
+    for (int i = t.rank(); i < stride * ratio_count<P>; i += T::width) step.writes[i] = -1;
     for (int i = t.rank(); i < header_size; i += T::width) step.header[i] = header[i];
     for (int i = t.rank(); i < row_count; i += T::width) step.rows[i] = rows[i];
     for (int i = t.rank(); i < length_count; i += T::width) step.committed[lengths[i].slot] = lengths[i].tokens;
@@ -91,10 +99,9 @@ struct apply_body {
 template <policy P>
 struct addresses_body {
   step_ref<P> step;
-  static constexpr int ratio_count = geometry_of<P>::ratio_class(geometry_of<P>::largest_ratio) + 1;
   int queries;
   int stride;               ///< max_batch · max_queries
-  int ratios[ratio_count];  ///< distinct ratios, rising
+  int ratios[ratio_count<P>];  ///< distinct ratios, rising
 
   EBB_BODY
   template <team T>
@@ -106,7 +113,7 @@ struct addresses_body {
       std::int64_t const token = real ? std::int64_t{step.committed[row.slot]} + j : 0;
       bool const fits = real && token < row.writable;
       step.bounds[out] = fits ? static_cast<std::int32_t>(token + 1) : 0;
-      for (int k = 0; k < ratio_count; ++k) {
+      for (int k = 0; k < ratio_count<P>; ++k) {
         int const r = ratios[k];
         step.writes[std::int64_t{k} * stride + out] = fits && (token + 1) % r == 0 ? address(row.slot, token, r) : -1;
       }

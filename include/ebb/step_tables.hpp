@@ -83,7 +83,7 @@ class step_tables {
       std::size_t const n = std::min(words.size() - at, ring_.largest() / 2 / sizeof(map_word));
       bool const last = at + n == words.size();
       auto put = [&]<class T>(std::vector<T> const& v) {
-        return ring_.put(std::span<T const>{last ? v : std::vector<T>{}});
+        return ring_.put(last ? std::span<T const>{v} : std::span<T const>{});
       };
       apply_body<P> const body{state_,
                                put(header_),
@@ -95,7 +95,8 @@ class step_tables {
                                put(hot),
                                last && hot_ > 0 ? static_cast<int>(hot.size()) / (hot_ + 1) : 0,
                                ring_.put(std::span<map_word const>{words.data() + at, n}),
-                               static_cast<int>(n)};
+                               static_cast<int>(n),
+                               writes_stride()};
       int const per_item = apply_body<P>::words_per_item;
       space_.run(on, 1 + (static_cast<int>(n) + per_item - 1) / per_item, body);
       ring_.close(space_.record(on));
@@ -135,30 +136,28 @@ class step_tables {
     return body;
   }
 
-  /// Committed lengths grow, here and on the device.
+  /// Committed lengths grow, on the device and here.
   void commit(stream on, std::span<request_id const> batch, std::span<int const> accepted) {
+    if (batch.empty()) return;
     std::vector<length_word> words;
-    for (std::size_t i = 0; i < batch.size(); ++i) {
-      words.push_back({batch[i].slot, accepted[i]});
-      request_record& r = book().at(batch[i].slot);
-      r.tokens += accepted[i];
-      r.reserved = r.tokens;
-    }
-    if (words.empty()) return;
+    for (std::size_t i = 0; i < batch.size(); ++i) words.push_back({batch[i].slot, accepted[i]});
     auto const* list = ring_.put(std::span<length_word const>{words});
     space_.run(on, 1, commit_body<P>{state_, list, static_cast<int>(words.size())});
+    for (length_word const& w : words) {
+      request_record& r = book().at(w.slot);
+      r.tokens += w.tokens;
+      r.reserved = r.tokens;
+    }
   }
 
-  /// Every `use_period` steps the batch's use counts go to the host; they count once the step's ticket is done.
-  void read_uses(stream on, std::uint64_t step, std::span<request_id const> batch) {
+  /// Every `use_period` steps the batch's use counts go to the host; true where they do. `uses_read_at` then gives the
+  /// step's ticket, once it has one: the counts are taken over when it is done.
+  bool read_uses(stream on, std::uint64_t step, std::span<request_id const> batch) {
     if constexpr (P::keep::wants_uses) {
-      if (batch.empty() || step % defaults::use_period != 0) return;
+      if (batch.empty() || step % defaults::use_period != 0) return false;
       uses_snapshot* into = nullptr;
       for (uses_snapshot& s : uses_) into = s.at == ticket::none ? &s : into;
-      if (into == nullptr) return;
-      if (!into->memory)
-        into->memory = space_.shared_memory(static_cast<std::size_t>(sizes_.max_batch) *
-                                            static_cast<std::size_t>(map_pages()) * sizeof(std::uint32_t));
+      if (into == nullptr) return false;
       into->requests.assign(batch.begin(), batch.end());
       into->pages = 0;
       std::vector<std::int32_t> slots;
@@ -166,12 +165,15 @@ class step_tables {
         slots.push_back(id.slot);
         into->pages = std::max(into->pages, static_cast<int>(book().at(id.slot).pages.size()));
       }
-      into->at = book().next_job();
+      reading_ = into;
       auto const* list = ring_.put(std::span<std::int32_t const>{slots});
       space_.run(on, static_cast<int>(slots.size()),
                  uses_body<P>{state_, list, into->pages, reinterpret_cast<std::uint32_t*>(into->memory.get())});
+      return true;
     }
+    return false;
   }
+  void uses_read_at(ticket t) { reading_->at = t; }
 
   /// Use counts of steps whose tickets are done become the allocator's.
   void take_uses(ticket until) {
@@ -214,7 +216,7 @@ class step_tables {
               device<std::int32_t>(requests),
               device<std::int32_t>(requests * static_cast<std::size_t>(hot_)),
               device<std::int32_t>(rows),
-              device<std::int32_t>(rows * static_cast<std::size_t>(geo::ratio_class(geo::largest_ratio) + 1)),
+              device<std::int32_t>(rows * static_cast<std::size_t>(ratio_count<P>)),
               P::keep::wants_uses ? device<std::uint32_t>(requests * static_cast<std::size_t>(map_pages())) : nullptr,
               map_.ref(),
               hot_};
@@ -223,6 +225,11 @@ class step_tables {
     plan_ = device<planned_row>(selected);
     planned_ = device<int>(static_cast<std::size_t>(sizes_.max_batch));
     counters_ = space_.device_memory(device_counts * sizeof(std::uint64_t));
+    for (uses_snapshot& s : uses_) {
+      if (P::keep::wants_uses)
+        s.memory = space_.shared_memory(static_cast<std::size_t>(sizes_.max_batch) *
+                                        static_cast<std::size_t>(map_pages()) * sizeof(std::uint32_t));
+    }
     if constexpr (P::tiers::caches) {
       for (int set = 0; set < geometry_.sets(); ++set) {
         int const ways = table_ways(hot_, P::page_tokens / geometry_.ratio_of_set(set));
@@ -310,6 +317,7 @@ class step_tables {
   int* planned_ = nullptr;
   std::shared_ptr<std::byte> counters_;
   std::array<uses_snapshot, 2> uses_{};
+  uses_snapshot* reading_ = nullptr;
 };
 
 }  // namespace ebb

@@ -502,18 +502,18 @@ TEST_CASE("O51: a bad setting is refused with parameter, value and range, and th
   // Borrowed memory: one arena a source, aligned, no page stride below a page's bytes.
   alignas(16) static std::byte memory[2][600 * 256];
   sizes lent = good;
-  std::vector<arena_view> arenas{{memory[0], 256}};
+  std::vector<arena_view> arenas{{memory[0], 256, sizeof memory[0]}};
   lent.arenas = arenas;
   check(refusal<set_sizes>(lent), "arenas is 1; legal: one for each local source: 2");
-  arenas = {{memory[0], 256}, {memory[1], 256}};
+  arenas = {{memory[0], 256, sizeof memory[0]}, {memory[1], 256, sizeof memory[1]}};
   lent.arenas = arenas;
   CHECK(refusal<set_sizes>(lent) == "");
   arenas[0].frame_stride = 240;
   check(refusal<set_sizes>(lent), "arenas: frame_stride is 240; legal: at least 256 and a multiple of 16");
-  arenas[0] = {memory[0] + 8, 256};
+  arenas[0] = {memory[0] + 8, 256, sizeof memory[0] - 8};
   check(refusal<set_sizes>(lent), "arenas: base alignment is 8; legal: a multiple of 16 bytes");
   sizes store = good;
-  store.host_memory = memory[0] + 4;
+  store.host_memory = {memory[0] + 4, sizeof memory[0] - 4};
   check(refusal<set_sizes>(store), "host_memory: alignment is 4; legal: a multiple of 16 bytes");
   store.host_memory = memory[0];
   CHECK(refusal<set_sizes>(store) == "");

@@ -87,7 +87,7 @@ TEST_CASE_TEMPLATE("O05: a page whose backup is under way is handed to nobody, w
                                .max_tokens = 256,
                                .hot_rows = 16,
                                .steps_in_flight = 4,
-                               .host_memory = store.data()}};
+                               .host_memory = store}};
     random_rows select{5};
     // B has two pages and may grow to a third, or has six of which a frame could bring one back. A fills a page, X.
     session b{};
@@ -205,7 +205,7 @@ TEST_CASE_TEMPLATE("O06: a backup copies what the step wrote, also when the host
                                .max_batch = 1,
                                .max_tokens = 2048,
                                .hot_rows = 16,
-                               .host_memory = store.data()}};
+                               .host_memory = store}};
     random_rows select{6};
     session s = e.start(2048, 64);
     idle(e);

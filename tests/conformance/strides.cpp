@@ -93,7 +93,7 @@ bool try_layout(std::int64_t frame_stride, int offset, std::int64_t import_strid
   shared_array<std::byte> store{space, static_cast<std::size_t>(host_bytes)};
   fill(space, arena.get(), arena_bytes, canary);
   std::fill(store.begin(), store.end(), canary);
-  std::vector<arena_view> const arenas{{arena.get() + offset, frame_stride}};
+  std::vector<arena_view> const arenas{{arena.get() + offset, frame_stride, frames * frame_stride}};
   sizes const given{.frames = frames,
                     .host_pages = host_pages,
                     .requests = 1,
@@ -101,7 +101,7 @@ bool try_layout(std::int64_t frame_stride, int offset, std::int64_t import_strid
                     .max_tokens = host_pages * P::page_tokens,
                     .hot_rows = 16,
                     .arenas = arenas,
-                    .host_memory = store.data()};
+                    .host_memory = store};
   int const width = std::min(copy_width(P::row.in_row), copy_width(packed.stride));
   if (offset % width != 0) {
     std::string const alignment =
@@ -205,7 +205,7 @@ TEST_CASE_TEMPLATE("O04: a frame stride that breaks the alignment of rows is ref
   auto const space = make_space<S>();
   auto const memory = space.device_memory(1 << 20);
   auto const with_stride = [&](std::int64_t stride) {
-    std::vector<arena_view> const arenas{{memory.get(), stride}};
+    std::vector<arena_view> const arenas{{memory.get(), stride, 1 << 20}};
     sizes const given{.frames = 27,
                       .host_pages = 40,
                       .requests = 1,

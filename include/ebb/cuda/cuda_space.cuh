@@ -153,9 +153,8 @@ class cuda_space {
   /// An error of earlier asynchronous work, which stays with the device.
   bool broken() const {
     beside_captures const allowed;
-    std::size_t free = 0;
-    std::size_t total = 0;
-    return cudaMemGetInfo(&free, &total) != cudaSuccess;
+    cudaError_t const result = cudaStreamQuery(state_->beside.get());
+    return result != cudaSuccess && result != cudaErrorNotReady;
   }
   bool refuses_copy(copy_kind, int, int) const { return false; }
 

@@ -19,6 +19,7 @@ namespace ebb {
 /// | `M::make(view, address)` | entry | entry of a row address of a source |
 /// | `M::invalid()` | entry | filler of unused entries (not asked for where packed) |
 /// | `M::translate(entry, from, to)` | entry | the same row slot of another source of the set |
+/// | `M::check(views, rows)` | – | optional: throws where the local sources' views or row addresses below `rows` do not suit |
 template <class M>
 concept metadata = requires(typename M::ref r, source_view const& v, typename M::entry e) {
   { M::packed } -> std::convertible_to<bool>;
