@@ -255,8 +255,8 @@ class residency {
     require(asked <= book().last, "begin_step: progress", static_cast<long long>(asked), "up to the newest ticket, ",
             static_cast<long long>(book().last));
     auto const range = named_range(space_, "ebb begin_step");
+    enqueued([&] { limit_steps(); });
     return guarded([&] {
-      limit_steps();
       advance(progress);
       begun_on_ = on;
       allocator_.settle();
