@@ -53,4 +53,4 @@ struct direct_rows {
     return table.format.make(position, 0, table.now);
   }
 };
-static_assert(ebb::row_place<direct_rows>);
+static_assert(ebb::row_cache<direct_rows>);

@@ -20,9 +20,6 @@ enum class take_id : std::uint64_t { none = 0 };
 /// with the requests where loans are revoked or refilled.
 template <policy P>
 class loan_allocator {
-  static_assert(backup_order<typename P::backup>,
-                "ebb policy: `backup` is not a backup order; use sealed_pages, each_step or on_revoke");
-
  public:
   explicit loan_allocator(allocator_sizes const& sizes)
       : seats_{sizes}, promises_{sizes.frames, sizes.host_pages} {}

@@ -36,7 +36,7 @@ struct table_ref {
   EBB_FN int stride() const { return ways < set_ways ? set_ways : ways; }
 };
 
-/// Resolves one group for one request of the batch (section 4 of the design): find, barrier, claim, barrier, copy.
+/// Resolves one group for one request of the batch: find, barrier, claim, barrier, copy (docs/architecture.md).
 ///
 /// Shapes: selection `[padded · queries][top_k]` positions in rows of the group's sources, −1 = none; metadata as its
 /// policy says. Concurrency: one team per request; teams share nothing but counters. Cost: two map and table looks for
@@ -62,7 +62,6 @@ struct resolve_body {
   typename metadata::ref out;
   missing_row* missing;  ///< [max_batch][max_queries · top_k]
   planned_row* plan;     ///< the same
-  int* planned;          ///< [max_batch]
   std::uint64_t* counters;
   std::int32_t zero_address;  ///< a row of zeroes, where the metadata needs one
 
@@ -90,7 +89,6 @@ struct resolve_body {
       t.sync();
       copy(t, item, static_cast<int>(s.fetched));
     }
-    if (t.rank() == 0) planned[item] = static_cast<int>(s.fetched);
     report(t, s, n);
   }
 
@@ -156,7 +154,8 @@ struct resolve_body {
     int const offset = position % rows_per_page;
     map_entry const where = step.map.at(row.slot, page);
     if constexpr (P::keep::wants_uses) {
-      if ((static_cast<std::uint32_t>(at) + step.header[header_words::staging_stamp]) % defaults::use_sample == 0) {
+      std::uint32_t const now = step.header[header_words::staging_stamp] + static_cast<std::uint32_t>(staging.ordinal);
+      if (mix(static_cast<std::uint32_t>(position), now) % defaults::use_sample == 0) {
         t.add(step.uses + std::int64_t{row.slot} * step.map.pages + page, std::uint32_t{1});
       }
     }

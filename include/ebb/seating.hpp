@@ -27,7 +27,6 @@ struct allocator_sizes {
 template <policy P>
 class seating {
   using keep = typename P::keep;
-  static_assert(keep_order<keep>, "ebb policy: `keep` is not a keep order; it needs wants_uses, revoke and refill");
 
  public:
   explicit seating(allocator_sizes const& sizes)
@@ -69,7 +68,8 @@ class seating {
   }
   /// It keeps no more than it was promised.
   void trim(request_record& r) {
-    while (!r.idle.empty() && required(r) > r.reserve) {
+    if (r.idle.empty()) return;
+    for (int surplus = required(r) - r.reserve; surplus > 0 && !r.idle.empty(); --surplus) {
       book_.retire(r.idle.back());
       r.idle.pop_back();
     }
@@ -118,12 +118,11 @@ class seating {
   void refill(int budget) {
     int n = std::min({budget, spare(), static_cast<int>(book_.frames.count(frame_state::free))});
     if (n <= 0) return;
-    collect_holders([&](request_record const& r) { return refillable(r); }, false);
-    quota_.assign(holders_.size(), 0);
+    collect_holders([&](request_record const& r) { return refillable(r); }, n, false);
     keep::refill(holders_, n, quota_);
     for (std::size_t i = 0; i < holders_.size(); ++i) {
       request_record& r = *holding_[i];
-      pick(r, quota_[i], false, [&](int p) {
+      for_chosen(i, false, [&](int p) {
         auto const f = book_.frames.take_free(frame_state::filling, r.id.slot, p);
         book_.place(r, p, *f);
         if (book_.copy(copy_kind::refill, r, p, 0, P::page_tokens)) return;
@@ -164,14 +163,13 @@ class seating {
 
   /// Chooses up to n lent pages from the bottom of the keep order; how many.
   int revoke(int n) {
-    collect_holders([](request_record const& r) { return r.lent; }, true);
-    quota_.assign(holders_.size(), 0);
+    collect_holders([](request_record const& r) { return r.lent; }, n, true);
     keep::revoke(holders_, n, quota_);
     int chosen = 0;
     for (std::size_t i = 0; i < holders_.size(); ++i) {
       if (quota_[i] == 0) continue;
       holding_[i]->revoked_at = step_;
-      pick(*holding_[i], quota_[i], true, [&](int p) {
+      for_chosen(i, true, [&](int p) {
         ++chosen;
         if (book_.page(*holding_[i], p).mapped) return book_.mark(*holding_[i], p);
         drop_unread(*holding_[i], p);
@@ -279,15 +277,14 @@ class seating {
     }
   }
   frame_id reuse_own(request_record& r, int p, frame_state use) {
-    std::optional<frame_id> f;
-    pick(r, 1, true, [&](int victim) {
-      if (f || !book_.back_up_now(r, victim)) return;
-      book_.wait_main(book_.page(r, victim).busy);
-      f = book_.lift(r, victim);
-      P::tiers::lends ? ++book_.counts.revoked : --book_.counts.lent;  // it only left the tail
-      book_.frames.set(*f, use, r.id.slot, p);
-    });
-    return f ? *f : obtain(r, p, use);
+    std::vector<int> victim;
+    candidates(r, 1, true, victim);
+    if (victim.empty() || !book_.back_up_now(r, victim.front())) return obtain(r, p, use);
+    book_.wait_main(book_.page(r, victim.front()).busy);
+    frame_id const f = book_.lift(r, victim.front());
+    P::tiers::lends ? ++book_.counts.revoked : --book_.counts.lent;  // it only left the tail
+    book_.frames.set(f, use, r.id.slot, p);
+    return f;
   }
 
   /// A frame for the main stream's next work, whatever it takes: free, revoked, or waited for.
@@ -372,60 +369,57 @@ class seating {
     return !book_.has_frame(r, p) && book_.page(r, p).backed == P::page_tokens;
   }
 
-  /// Pages of r in the order in which they would go or come.
-  void candidates(request_record const& r, bool going, std::vector<int>& out) const {
+  /// The first n pages of r in the order in which they would go or come.
+  void candidates(request_record const& r, int n, bool going, std::vector<int>& out) const {
     out.clear();
     int const end = going ? static_cast<int>(r.pages.size()) : tail_first(r);
-    for (int i = 0; i < end; ++i) {
+    for (int i = 0; i < end && (keep::wants_uses || static_cast<int>(out.size()) < n); ++i) {
       int const p = going ? i : end - 1 - i;
       if (going ? may_go(r, p) : may_come(r, p)) out.push_back(p);
     }
-    std::stable_sort(out.begin(), out.end(), [&](int a, int b) {
-      std::uint32_t const ua = r.uses[static_cast<std::size_t>(a)];
-      std::uint32_t const ub = r.uses[static_cast<std::size_t>(b)];
-      return going ? ua < ub : ua > ub;
-    });
-  }
-  /// Calls f for the first n pages of r in that order.
-  template <class F>
-  void pick(request_record& r, int n, bool going, F f) {
     if constexpr (keep::wants_uses) {
-      std::vector<int> order;
-      candidates(r, going, order);
-      for (int i = 0; i < std::min(n, static_cast<int>(order.size())); ++i) f(order[static_cast<std::size_t>(i)]);
-    } else {
-      int const end = going ? static_cast<int>(r.pages.size()) : tail_first(r);
-      for (int i = 0; i < end && n > 0; ++i) {
-        int const p = going ? i : end - 1 - i;
-        if (going ? !may_go(r, p) : !may_come(r, p)) continue;
-        f(p);
-        --n;
-      }
+      auto const first = [&](int a, int b) {
+        std::uint32_t const ua = r.uses[static_cast<std::size_t>(a)], ub = r.uses[static_cast<std::size_t>(b)];
+        return going ? std::pair{ua, a} < std::pair{ub, b} : std::pair{ua, a} > std::pair{ub, b};
+      };
+      auto const last = out.begin() + std::min<std::ptrdiff_t>(n, std::ssize(out));
+      if (last != out.end()) std::nth_element(out.begin(), last, out.end(), first);
+      std::sort(out.begin(), last, first);
+      out.erase(last, out.end());
     }
   }
 
+  /// Requests with pages that may move, for the keep order to choose n pages from.
   template <class Limit>
-  void collect_holders(Limit limit, bool going) {
+  void collect_holders(Limit limit, int n, bool going) {
     holders_.clear();
     holding_.clear();
+    orders_.clear();
     uses_.clear();
     for (int slot = 0; slot < sizes_.requests; ++slot) {
       request_record& r = book_.at(slot);
       if (r.phase != phase::running) continue;
-      int n = limit(r);
-      if (n <= 0) continue;
+      int most = limit(r);
+      if (most <= 0) continue;
+      auto& order = orders_.emplace_back();
+      auto& uses = uses_.emplace_back();
       if constexpr (keep::wants_uses) {
-        std::vector<int> order;
-        candidates(r, going, order);
-        n = std::min(n, static_cast<int>(order.size()));
-        if (n == 0) continue;
-        auto& uses = uses_.emplace_back();
+        candidates(r, std::min(n, most), going, order);
+        most = static_cast<int>(order.size());
         for (int p : order) uses.push_back(r.uses[static_cast<std::size_t>(p)]);
       }
       holding_.push_back(&r);
-      holders_.push_back({r.admitted, static_cast<int>(r.pages.size()), n, {}});
+      holders_.push_back({r.admitted, static_cast<int>(r.pages.size()), most, {}});
     }
     for (std::size_t i = 0; i < uses_.size(); ++i) holders_[i].uses = uses_[i];
+    quota_.assign(holders_.size(), 0);
+  }
+  /// Calls f for the pages that the keep order's quota chose of holder i.
+  template <class F>
+  void for_chosen(std::size_t i, bool going, F f) {
+    if (!keep::wants_uses) candidates(*holding_[i], quota_[i], going, orders_[i]);
+    for (int k = 0; k < std::min<int>(quota_[i], static_cast<int>(orders_[i].size())); ++k)
+      f(orders_[i][static_cast<std::size_t>(k)]);
   }
 
   allocator_sizes sizes_;
@@ -435,6 +429,7 @@ class seating {
   bool step_open_ = false;
   std::vector<holder> holders_;
   std::vector<request_record*> holding_;
+  std::vector<std::vector<int>> orders_;  ///< pages of each holder that may move, first ones first
   std::vector<std::vector<std::uint32_t>> uses_;
   std::vector<int> quota_;
 };

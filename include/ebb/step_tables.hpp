@@ -126,7 +126,6 @@ class step_tables {
                          .out = out,
                          .missing = missing_,
                          .plan = plan_,
-                         .planned = planned_,
                          .counters = reinterpret_cast<std::uint64_t*>(counters_.get()),
                          .zero_address = sizes_.frames * (P::page_tokens / geometry_.ratio_of_set(set))};
     if (!tables_.empty()) body.hot = tables_[static_cast<std::size_t>(set)];
@@ -223,7 +222,6 @@ class step_tables {
     std::size_t const selected = static_cast<std::size_t>(sizes_.max_batch) * P::max_queries * P::top_k;
     missing_ = device<missing_row>(selected);
     plan_ = device<planned_row>(selected);
-    planned_ = device<int>(static_cast<std::size_t>(sizes_.max_batch));
     counters_ = space_.device_memory(device_counts * sizeof(std::uint64_t));
     for (uses_snapshot& s : uses_) {
       if (P::keep::wants_uses)
@@ -314,7 +312,6 @@ class step_tables {
   std::shared_ptr<std::byte> clear_tables_;
   missing_row* missing_ = nullptr;
   planned_row* plan_ = nullptr;
-  int* planned_ = nullptr;
   std::shared_ptr<std::byte> counters_;
   std::array<uses_snapshot, 2> uses_{};
   uses_snapshot* reading_ = nullptr;

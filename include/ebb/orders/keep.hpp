@@ -17,7 +17,7 @@ namespace ebb {
 struct holder {
   std::int64_t admitted;  ///< ordinal of its admission: smaller is older
   int pages;              ///< pages of its history
-  int limit;              ///< pages it could give, or get
+  int limit;              ///< pages it could give, or get; with `wants_uses` no more than are wanted
   std::span<std::uint32_t const>
       uses;  ///< with `wants_uses`: uses of exactly those pages, in the order in which they would go or come
 };

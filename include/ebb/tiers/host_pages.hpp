@@ -6,10 +6,14 @@
 
 namespace ebb {
 
+/// A tier that rows are fetched from: `fetch(entry, offset, rows_per_page)` is the row's index in its store, or −1 for
+/// "not here", asked in list order.
+template <class T>
+concept backing_tier = tier<T> && requires(map_entry entry) {
+  { T::fetch(entry, 0, 64) } -> std::convertible_to<std::int64_t>;
+};
+
 /// Where a missing row may be fetched: its host page, if it has one.
-///
-/// A backing tier offers `fetch(entry, offset, rows_per_page)`: the row's index in its store, or −1 for "not here",
-/// asked in list order.
 struct host_pages {
   static constexpr tier_kind kind = tier_kind::backing;
 
@@ -17,5 +21,6 @@ struct host_pages {
     return entry.host == host_page_id::none ? -1 : std::int64_t{index(entry.host)} * rows_per_page + offset;
   }
 };
+static_assert(backing_tier<host_pages>);
 
 }  // namespace ebb

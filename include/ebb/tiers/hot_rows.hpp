@@ -109,6 +109,6 @@ struct hot_rows {
     }
   }
 };
-static_assert(row_place<hot_rows<lru>> && row_place<hot_rows<lrfu>>);
+static_assert(row_cache<hot_rows<lru>> && row_cache<hot_rows<lrfu>>);
 
 }  // namespace ebb

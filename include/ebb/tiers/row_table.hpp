@@ -29,18 +29,21 @@ struct claimed {
 /// | expression | returns | meaning |
 /// |---|---|---|
 /// | `C::kind` | tier_kind | `cache` or `staging` |
-/// | `C::exponent_bits` | int | bits of a word it wants besides position and stamp |
-/// | `C::find(t, table, position)` | way or −1 | a committed row cached earlier; pins it |
+/// | `C::exponent_bits` | int | a cache only, 0 to 16: bits of a word it wants besides position and stamp |
+/// | `C::find(t, table, position)` | way or −1 | a cache only: a committed row cached earlier; pins it |
 /// | `C::claim(t, table, position, last)` | claimed | a slot for a row that no lane found, or the slot that another lane just gave it; with `last`, anything unpinned will do |
 ///
 /// Lanes that claim one position must walk the same slots in the same order, looking at each whether it already holds the position with
 /// stamp `now`, so that two can never both win.
 template <class C>
 concept row_place = tier<C> && requires(serial_team const t, row_table const& table) {
-  { C::exponent_bits } -> std::convertible_to<int>;
-  { C::find(t, table, 0) } -> std::same_as<int>;
   { C::claim(t, table, 0, true) } -> std::same_as<claimed>;
 };
+template <class C>
+concept row_cache = row_place<C> && C::exponent_bits >= 0 && C::exponent_bits <= 16 &&
+                    requires(serial_team const t, row_table const& table) {
+                      { C::find(t, table, 0) } -> std::same_as<int>;
+                    };
 
 /// A well-mixed 32-bit hash of a position.
 EBB_FN constexpr std::uint32_t mix(std::uint32_t x, std::uint32_t seed) {

@@ -9,13 +9,6 @@ namespace ebb {
 /// position's hash.
 struct staging_rows {
   static constexpr tier_kind kind = tier_kind::staging;
-  static constexpr int exponent_bits = 0;
-
-  EBB_BODY
-  template <team T>
-  EBB_FN static int find(T const&, row_table const&, std::int32_t) {
-    return -1;
-  }
 
   EBB_BODY
   template <team T>

@@ -62,6 +62,10 @@ struct tier_list {
            count<tier_kind::staging> <= 1;
   }();
 
+  /// Whether every tier of kind `K` satisfies what `Is` asks for.
+  template <tier_kind K, template <class> class Is>
+  static constexpr bool each = ((Ts::kind != K || Is<Ts>::value) && ...);
+
   /// Calls `f.template operator()<Place>()` for every place with row slots, in list order.
   EBB_BODY
   template <class F>
