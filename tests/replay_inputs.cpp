@@ -1,18 +1,26 @@
-/// What the replay reads and what it believes: traces, arrivals, selections and their stretching, the cost model, the
-/// oracle.
+/// What the replay reads, believes and writes: options, traces, arrivals, selections and their stretching, the cost
+/// model, the oracle, files, sessions that never fit.
+
+#include <ebb/host/serial_space.hpp>
 
 #include <doctest/doctest.h>
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <set>
 #include <string>
+#include <sys/resource.h>
+#include <thread>
 
 #include "../examples/replay/arrivals.hpp"
 #include "../examples/replay/bodies.hpp"
 #include "../examples/replay/cost.hpp"
+#include "../examples/replay/driver.hpp"
+#include "../examples/replay/options.hpp"
 #include "../examples/replay/oracle.hpp"
 #include "../examples/replay/output.hpp"
+#include "../examples/replay/report.hpp"
 #include "../examples/replay/requests.hpp"
 #include "../examples/replay/selections.hpp"
 #include "../examples/replay/trace.hpp"
@@ -33,6 +41,11 @@ struct scratch_folder {
     std::ofstream{path / name, std::ios::binary} << text;
     return (path / name).string();
   }
+  std::string text(std::string const& name) const {
+    std::ifstream in{path / name, std::ios::binary};
+    return {std::istreambuf_iterator<char>{in}, {}};
+  }
+  std::ptrdiff_t files() const { return std::distance(std::filesystem::directory_iterator{path}, {}); }
 };
 
 /// Packs a file, and names the result.
@@ -415,14 +428,131 @@ TEST_CASE("a series stays short and even however long the run") {
 
 TEST_CASE("files are whole or absent") {
   scratch_folder const folder;
+  auto const file = folder.path / "file";
   CHECK_THROWS_AS(replay::require_writable(folder.path / "none" / "file"), std::runtime_error);
   CHECK_THROWS_AS(replay::require_writable(folder.path), std::runtime_error);
-  CHECK_NOTHROW(replay::require_writable(folder.path / "file"));
-  CHECK(std::filesystem::is_empty(folder.path));
-  replay::write_whole(folder.path / "file", "text");
-  std::ifstream in{folder.path / "file"};
-  CHECK(std::string{std::istreambuf_iterator<char>{in}, {}} == "text");
-  CHECK(std::distance(std::filesystem::directory_iterator{folder.path}, {}) == 1);
+  CHECK_NOTHROW(replay::require_writable(file));
+  CHECK(folder.files() == 0);
+  folder.file("file.part", "the user's");
+  replay::write_whole(file, "text");
+  CHECK(folder.text("file") == "text");
+  CHECK(folder.text("file.part") == "the user's");
+  CHECK(folder.files() == 2);
+
+  // Where no file may grow past 4 bytes, the one that is there stays.
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  rlimit const four{4, before.rlim_max};
+  auto const handler = std::signal(SIGXFSZ, SIG_IGN);
+  setrlimit(RLIMIT_FSIZE, &four);
+  CHECK_THROWS_AS(replay::write_whole(file, "longer"), std::runtime_error);
+  setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, handler);
+  CHECK(folder.text("file") == "text");
+  CHECK(folder.files() == 2);
+
   CHECK(replay::with_commas(-1'234'567) == "-1,234,567");
   CHECK(replay::with_commas(999) == "999");
+}
+
+TEST_CASE("symbolic links stay, and what they name is written") {
+  scratch_folder const folder;
+  std::filesystem::create_directory(folder.path / "other");
+  std::filesystem::create_symlink("other/file", folder.path / "link");
+  std::filesystem::create_symlink(folder.path / "link", folder.path / "again");
+  for (char const* text : {"new", "old"}) {  // the first time the link leads nowhere
+    CHECK_NOTHROW(replay::require_writable(folder.path / "again"));
+    replay::write_whole(folder.path / "again", text);
+    CHECK(folder.text("other/file") == text);
+  }
+  CHECK(std::filesystem::is_symlink(folder.path / "link"));
+  CHECK(std::filesystem::is_symlink(folder.path / "again"));
+  CHECK(replay::target_of(folder.path / "again") == replay::target_of(folder.path / "other" / ".." / "other" / "file"));
+  CHECK(replay::target_of("none.json") == replay::target_of("./none.json"));
+}
+
+TEST_CASE("pipes are written into") {
+  scratch_folder const folder;
+  auto const pipe = folder.path / "pipe";
+  REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
+  CHECK_NOTHROW(replay::require_writable(pipe));
+  std::string read;
+  {
+    std::jthread const reader{[&] { read = folder.text("pipe"); }};
+    replay::write_whole(pipe, "text");
+  }
+  CHECK(read == "text");
+  CHECK(std::filesystem::is_fifo(pipe));
+}
+
+TEST_CASE("a report needs a script and a Python with matplotlib, and is what the script wrote") {
+  scratch_folder const folder;
+  auto const script = folder.file("script", "cp \"$1\" \"$2\"\n");
+  auto const bare = folder.file("bare", "#!/bin/sh\n[ \"$2\" = '' ]\n");
+  std::filesystem::permissions(bare, std::filesystem::perms::owner_all);
+  auto const lacks = [&](std::string const& python, std::string const& what) -> std::string {
+    setenv("EBB_PYTHON", python.c_str(), 1);
+    try {
+      replay::require_plotting(what);
+    } catch (std::runtime_error const& e) {
+      return e.what();
+    }
+    return "";
+  };
+  CHECK(lacks("true", script) == "");
+  CHECK(lacks("true", "none") == "--report-script none: no such file, or it cannot be read");
+  CHECK(lacks("true", folder.path).starts_with("--report-script "));
+  CHECK(lacks("/none/python", script).starts_with("no report: /none/python cannot be run; "));
+  CHECK(lacks(bare, script).starts_with("no report: " + bare + " has no matplotlib; "));
+  auto const page = folder.path / "page";
+  CHECK_THROWS_AS(replay::write_report(page, bare, "text"), std::runtime_error);
+  CHECK(!std::filesystem::exists(page));
+  setenv("EBB_PYTHON", "sh", 1);
+  replay::write_report(page, script, "text");
+  CHECK(folder.text("page") == "text");
+  unsetenv("EBB_PYTHON");
+}
+
+TEST_CASE("options are numbers in their range, and a report can be left out in two ways") {
+  auto const parse = [](std::vector<std::string> words) {
+    CLI::App app;
+    replay::options o;
+    replay::define(app, o);
+    std::ranges::reverse(words);  // as CLI11 wants them
+    app.parse(words);
+    return o;
+  };
+  CHECK(parse({"--acceptance", "0.25"}).acceptance == 0.25);
+  for (char const* name :
+       {"--acceptance", "--max-pause", "--arrivals-from", "--arrivals-speed", "--step-us", "--request-us",
+        "--launch-us", "--read-us", "--gather-gbs", "--in-gbs", "--out-gbs", "--groups", "--sources"}) {
+    for (char const* value : {"nan", "-nan", "inf", "-inf", "many"})
+      CHECK_THROWS_AS(parse({name, value}), CLI::ParseError);
+  }
+  CHECK_THROWS_AS(parse({"--sessions", "0"}), CLI::ParseError);
+  CHECK(!parse({}).report.empty());
+  CHECK(parse({"--report", ""}).report.empty());
+  CHECK(parse({"--no-report", "--report", "page"}).report.empty());
+}
+
+TEST_CASE_TEMPLATE("sessions that never fit are counted, the others are played", P, replay::resident, replay::fixed) {
+  replay::recording r{"newest", 1'024, 512, 1, 512, {}};
+  for (int p = 0; p < r.k; ++p) r.positions.push_back(static_cast<std::uint16_t>(r.k - p));
+  replay::workload work;
+  for (std::int64_t tokens : {100'000, 1'500, 100'000, 1'000})
+    work.plays.push_back({"of " + std::to_string(tokens), 0, {{tokens, 3, 0, 0, 0}}, &r, tokens + 4});
+  replay::driver_options o;
+  o.sizes = {.frames = 40, .host_pages = 40, .requests = 4, .max_batch = 4, .max_tokens = 1 << 20};
+  o.sizes.hot_rows = P::tiers::caches ? 2'048 : 0;
+  auto const played = [&] { return replay::driver<P, ebb::serial_space>{{}, work, o}.run(); };
+  auto const result = played();
+  CHECK(result.requests_refused == 2);
+  CHECK(result.requests_finished == 2);
+  CHECK(result.rows_wrong == 0);
+  CHECK(result.rows_checked > 0);
+  CHECK(result.refusal.starts_with("session of 100000 of 100004 tokens can never be admitted: not enough "));
+  work.plays = {work.plays[0]};
+  auto const nothing = played();
+  CHECK(nothing.requests_finished == 0);
+  CHECK(replay::to_json(nothing)["series"]["time"].is_array());
 }

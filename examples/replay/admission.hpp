@@ -64,7 +64,14 @@ class admission {
       s.at = stage::arriving;
       return true;
     }
-    if (!id.error().ever) return refuse(s, id.error());
+    if (!id.error().ever) {
+      s.at = stage::over;
+      if (numbers_.of().requests_refused++ == 0) {
+        numbers_.of().refusal = "session " + s.plays->name + " of " + std::to_string(s.plays->tokens_max) +
+                                " tokens can never be admitted: " + id.error().message();
+      }
+      return true;
+    }
     wait(s, id.error());
     // Frames that come back are for the head of the queue. Host pages come back only when others get on, so nothing is
     // held for them.
@@ -91,14 +98,6 @@ class admission {
     shortage_ = why;
     if (!s.waited) ++numbers_.of().admission_waits;
     s.waited = true;
-  }
-  bool refuse(live& s, ebb::shortage const& why) {
-    s.at = stage::over;
-    if (++numbers_.of().requests_refused == static_cast<int>(sessions_.size()) || P::tiers::caches) {
-      throw std::runtime_error{std::string{P::name} + ": session " + s.plays->name + " of " +
-                               std::to_string(s.plays->tokens_max) + " tokens can never be admitted: " + why.message()};
-    }
-    return true;
   }
   void drop_hold() {
     if (hold_ != ebb::hold_id{}) kv_.release(hold_);

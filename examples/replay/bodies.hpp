@@ -32,11 +32,9 @@ struct row_store {
   ebb::page_layout layout;
   std::uint64_t const* columns;  ///< detail::columns, where the space can read them
 
-  EBB_FN void write(std::int32_t address, std::uint64_t seed, int first, int words) const {
-    for (int i = first; i < first + words; ++i) {
-      std::uint64_t const w = row_word(seed, columns, i);
-      std::memcpy(word_at(address, i), &w, 8);
-    }
+  EBB_FN void write_word(std::int32_t address, std::uint64_t seed, int i) const {
+    std::uint64_t const w = row_word(seed, columns, i);
+    std::memcpy(word_at(address, i), &w, 8);
   }
   EBB_FN bool holds(std::int32_t address, std::uint64_t seed) const {
     int const in_row = layout.row.in_row / 8;
@@ -63,7 +61,7 @@ struct write_rows_body {
   EBB_FN void operator()(T const& team, int item) const {
     if (addresses[item] < 0) return;
     int const words = rows.layout.row.total() / 8;
-    for (int i = team.rank(); i < words; i += T::width) rows.write(addresses[item], seeds[item], i, 1);
+    for (int i = team.rank(); i < words; i += T::width) rows.write_word(addresses[item], seeds[item], i);
   }
 };
 

@@ -43,7 +43,7 @@ class driver {
     }
   }
 
-  /// Plays everything. Throws std::runtime_error where no session can be admitted, or nothing can go on.
+  /// Plays everything that can ever be admitted. Throws std::runtime_error where nothing can go on.
   result run() {
     auto const start = clock::now();
     for (int idle = 0; !over();) {

@@ -3,15 +3,15 @@
 ///
 ///   replay                      the shipped slice on the host, on a modelled clock
 ///   replay --space cuda         on the GPU, with measured time
-///   replay --trace weka_agentic_requests.csv.gz --arrivals conversation_trace.jsonl.gz --sessions 200 --arrivals-from
-///   0
+///   replay --trace weka_agentic_requests.csv.gz --arrivals conversation_trace.jsonl.gz --sessions 200 --arrivals-from 0
 ///
-/// Ends with 0 when every row was right, 1 when one was wrong, 2 when it could not run.
+/// Ends with 0 when every row was right, 1 when one was wrong, 2 when it could not run or not write what it found.
 
 #include <ebb/host/serial_space.hpp>
 
 #include <cstdio>
 #include <iostream>
+#include <new>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -23,6 +23,7 @@
 #include "notes.hpp"
 #include "options.hpp"
 #include "output.hpp"
+#include "report.hpp"
 
 namespace replay {
 
@@ -77,7 +78,13 @@ std::vector<result> run_policies(S const& space, workload const& work, options c
 
   // One host store for all policies, one after another: what the ones before left there must not be taken for one's own.
   std::size_t const store_bytes = static_cast<std::size_t>(o.host_pages) * page_bytes;
-  auto const store = space.history_memory(store_bytes, d.sizes.host);
+  auto const store = [&] {
+    try {
+      return space.history_memory(store_bytes, d.sizes.host);
+    } catch (std::runtime_error const& e) {
+      throw std::runtime_error{"--host-pages " + std::to_string(o.host_pages) + ": " + e.what()};
+    }
+  }();
   d.sizes.host_memory = {store.get(), store_bytes};
 
   std::vector<result> results;
@@ -89,10 +96,12 @@ std::vector<result> run_policies(S const& space, workload const& work, options c
     progress.finish(results.back());
   };
   std::apply([&](auto... p) { (run.template operator()<decltype(p)>(), ...); }, all_policies{});
+  if (std::ranges::all_of(results, [](result const& r) { return r.requests_finished == 0; }))
+    throw std::runtime_error{"no policy can play anything; " + results.back().policy + ": " + results.back().refusal};
   return results;
 }
 
-std::vector<result> run_space(workload const& work, options const& o) {
+std::vector<result> run_space(workload const& work, options const& o) try {
   if (o.space == "host") {
     auto const seed = static_cast<std::uint64_t>(o.disorder);
     return run_policies(seed > 0 ? ebb::serial_space{ebb::host::deferred{seed}} : ebb::serial_space{}, work, o);
@@ -105,22 +114,26 @@ std::vector<result> run_space(workload const& work, options const& o) {
 #else
   throw std::runtime_error{"--space cuda: this program was built without CUDA"};
 #endif
-}
-
-void write_report(std::string const& json, options const& o) {
-  char const* const python = std::getenv("EBB_PYTHON");
-  auto const data = o.report + ".json.part";
-  write_whole(data, json);
-  bool const done = process{{python != nullptr ? python : "python3", o.report_script, data, o.report}}.wait();
-  std::filesystem::remove(data);
-  if (!done)
-    throw std::runtime_error{o.report + ": no report: " + (python != nullptr ? python : "python3") +
-                             " with matplotlib is needed, or --no-report"};
+} catch (std::bad_alloc const&) {
+  std::string sizes;
+  auto const add = [&](char const* name, long long value) { sizes += name + std::to_string(value); };
+  add("--frames ", o.frames);
+  add(", --host-pages ", o.host_pages);
+  add(", --requests ", o.requests);
+  add(", --max-batch ", o.max_batch);
+  add(", --max-tokens ", o.work.max_tokens);
+  add(" and --hot-rows ", o.hot_rows);
+  throw std::runtime_error{"not enough memory for " + sizes};
 }
 
 int run(options const& o) {
   if (!o.json.empty()) require_writable(o.json);
-  if (!o.no_report) require_writable(o.report);
+  if (!o.report.empty()) {
+    require_writable(o.report);
+    if (!o.json.empty() && target_of(o.json) == target_of(o.report))
+      throw std::invalid_argument{"--json and --report are the same file, " + o.report};
+    require_plotting(o.report_script);
+  }
   auto const sessions = read_sessions(o.trace);
   auto const arrivals = read_arrivals(o.arrivals);
   std::vector<recording> selections;
@@ -149,8 +162,8 @@ int run(options const& o) {
     wrong += r.rows_wrong;
   }
   if (!o.json.empty()) write_whole(o.json, all.dump(1) + "\n");
-  if (!o.no_report) {
-    write_report(all.dump(), o);
+  if (!o.report.empty()) {
+    write_report(o.report, o.report_script, all.dump());
     std::cout << "Report: " << o.report << '\n';
   }
   if (wrong > 0) std::cerr << "replay: " << wrong << " rows were wrong\n";
@@ -160,12 +173,19 @@ int run(options const& o) {
 }  // namespace replay
 
 int main(int argc, char** argv) {
-  CLI::App app{"Real sessions share a small GPU pool; every resolved row is checked."};
-  replay::options o;
-  replay::define(app, o);
-  CLI11_PARSE(app, argc, argv);
   try {
-    return replay::run(o);
+    CLI::App app{"Real sessions share a small GPU pool; every resolved row is checked."};
+    replay::options o;
+    replay::define(app, o);
+    int status = 0;
+    try {
+      app.parse(argc, argv);
+      status = replay::run(o);
+    } catch (CLI::Success const& help) {
+      status = app.exit(help);
+    }
+    if (!std::cout.flush() && status == 0) throw std::runtime_error{"standard output cannot be written"};
+    return status;
   } catch (std::exception const& e) {
     std::cerr << "replay: " << e.what() << '\n';
     return 2;

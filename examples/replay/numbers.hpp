@@ -24,7 +24,7 @@ class numbers {
   /// Lets time pass until `then`: nobody wants anything before.
   void skip_to(double then) { now_ = std::max(now_, then); }
 
-  /// A call found a place in a step, `seconds` after it was due.
+  /// A call that was due at `due` found a place in a step.
   void started(double due) { waits_.push_back(now_ - due); }
 
   /// Counts a step of `requests` requests. With `measured` the library's calls took `taken` seconds, else the model

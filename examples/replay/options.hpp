@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
@@ -32,9 +33,8 @@ struct options {
   int disorder = 0;
   std::string space = "host";
   std::string json;
-  std::string report;
+  std::string report;  ///< empty: none
   std::string report_script;
-  bool no_report = false;
   bool quiet = false;
   cost_model cost{.groups = whole_model::groups, .sources = whole_model_sources()};
 };
@@ -70,7 +70,9 @@ inline void define(CLI::App& app, options& o) {
     return app.add_option(name, value, text)->group(group)->capture_default_str();
   };
   auto const ranged = [&](char const* name, auto& value, auto least, auto most, char const* text) {
-    plain(name, value, text)->check(CLI::Range(least, most));
+    plain(name, value, text)->check(CLI::Range(least, most))->check([](std::string const& given) {
+      return std::isnan(std::strtod(given.c_str(), nullptr)) ? "expected a number, found " + given : std::string{};
+    });
   };
   constexpr int many = 1'000'000;
   plain("--trace", o.trace, "sessions: the Weka trace, .csv or .csv.gz");
@@ -114,9 +116,9 @@ inline void define(CLI::App& app, options& o) {
 
   group = "Output";
   app.add_option("--json", o.json, "write the table here as JSON")->group(group);
-  plain("--report", o.report, "write the report here, HTML with plots");
+  plain("--report", o.report, "write the report here, HTML with plots; \"\": no report");
   plain("--report-script", o.report_script, "what plots it, run by $EBB_PYTHON or python3");
-  app.add_flag("--no-report", o.no_report, "no report")->group(group);
+  app.add_flag_callback("--no-report", [&o] { o.report.clear(); }, "no report")->group(group);
   app.add_flag("--quiet", o.quiet, "no progress")->group(group);
 }
 

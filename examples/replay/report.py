@@ -2,19 +2,15 @@
 """Plots what the replay wrote: report.py REPLAY.json REPORT.html
 
 One self-contained page: the table, and for each policy residency (frames by state) and load (requests in flight and waiting, share of
-rows fetched from the host) over time. Written under another name and renamed when it is whole.
+rows fetched from the host) over time.
 """
 
 import html
 import io
 import json
-import os
 import sys
 
-try:
-    import matplotlib
-except ImportError:
-    sys.exit(3)  # the replay says what is missing
+import matplotlib
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt  # noqa: E402
@@ -44,7 +40,7 @@ LINES = (
 
 
 def plot(policies: list[dict]) -> str:
-    """All policies below each other on one time axis, as SVG."""
+    """All policies that played something, below each other on one time axis, as SVG."""
     end = max(p["series"]["time"][-1] for p in policies)
     load = max(max(map(sum, zip(p["series"]["in_flight"], p["series"]["waiting"]))) for p in policies)
     figure, axes = plt.subplots(len(policies), 2, figsize=(13, 2.6 * len(policies)), sharex=True, squeeze=False, layout="constrained")
@@ -93,12 +89,10 @@ table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 
 td, th {{ padding: 2px 14px; text-align: right; border-bottom: 1px solid #ddd }} td:first-child {{ text-align: left }}
 p {{ margin: .3em 0 }} svg {{ width: 100%; height: auto }}
 </style></head><body><h1>Real sessions in one small pool, policy by policy</h1>
-{notes}{table(data["policies"])}{plot(data["policies"])}</body></html>
+{notes}{table(data["policies"])}{plot([p for p in data["policies"] if p["series"]["time"]])}</body></html>
 """
-    part = target + ".part"
-    with open(part, "w") as f:
+    with open(target, "w") as f:
         f.write(page)
-    os.replace(part, target)
 
 
 if __name__ == "__main__":

@@ -22,9 +22,8 @@ struct live {
   std::uint32_t number = 0;  ///< of the session
   stage at = stage::pausing;
   std::size_t call = 0;
-  double due = 0;            ///< when the call may start
-  long long not_before = 0;  ///< nor before this step: a preemption takes effect between steps
-  bool waited = false;       ///< the call found no room at its first try
+  double due = 0;       ///< when the call may start
+  bool waited = false;  ///< the call found no room at its first try
   bool admitted = false;
   bool reserved = false;  ///< the call's input has room
   ebb::request_id id{};
@@ -58,10 +57,6 @@ class waiting_line {
     for (auto* line : {&resuming_, &admitting_}) {
       while (!line->empty() && start(*line->front())) line->pop_front();
     }
-  }
-  live* front() const {
-    if (!resuming_.empty()) return resuming_.front();
-    return admitting_.empty() ? nullptr : admitting_.front();
   }
 
  private:

@@ -26,6 +26,7 @@ struct result {
   std::string policy;
   int requests_finished = 0;  ///< sessions whose last call ended
   int requests_refused = 0;   ///< sessions that can never fit
+  std::string refusal;        ///< why the first of them cannot
   int calls_finished = 0;
   long long steps = 0;
   double seconds = 0;   ///< of the replay's clock, until the last call ended
@@ -110,20 +111,15 @@ inline nlohmann::json to_json(result const& r) {
                      {"rows_checked", r.rows_checked},
                      {"rows_wrong", r.rows_wrong},
                      {"wall_seconds", r.wall_seconds}};
-  auto& series = out["series"];
-  for (char const* key : {"time", "in_flight", "waiting", "free", "required", "lent", "moving", "fetched_share"}) {
-    series[key] = nlohmann::json::array();
-  }
-  for (sample const& s : r.series) {
-    series["time"].push_back(s.time);
-    series["in_flight"].push_back(s.in_flight);
-    series["waiting"].push_back(s.waiting);
-    series["free"].push_back(s.free);
-    series["required"].push_back(s.required);
-    series["lent"].push_back(s.lent);
-    series["moving"].push_back(s.moving);
-    series["fetched_share"].push_back(s.fetched_share);
-  }
+  auto const column = [&](auto member) {
+    auto values = nlohmann::json::array();
+    for (sample const& s : r.series) values.push_back(s.*member);
+    return values;
+  };
+  out["series"] = {{"time", column(&sample::time)},         {"in_flight", column(&sample::in_flight)},
+                   {"waiting", column(&sample::waiting)},   {"free", column(&sample::free)},
+                   {"required", column(&sample::required)}, {"lent", column(&sample::lent)},
+                   {"moving", column(&sample::moving)},     {"fetched_share", column(&sample::fetched_share)}};
   return out;
 }
 

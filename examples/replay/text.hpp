@@ -61,7 +61,6 @@ class text_file {
   }
 
   [[noreturn]] void fail(std::string const& message) const { throw input_error{path_, line_, message}; }
-  std::string const& path() const { return path_; }
 
   /// Field `text` called `name` as a whole number or a decimal, at least `least` and at most `most`.
   template <class N>
