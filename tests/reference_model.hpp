@@ -31,9 +31,9 @@ struct model_shape {
   std::int64_t pages(std::int64_t tokens) const { return (tokens + page_tokens - 1) / page_tokens; }
   int rows_per_page(int source) const { return page_tokens / ratios[static_cast<std::size_t>(source)]; }
   int hot_frames() const { return caches ? static_cast<int>(pages(hot_rows)) : 0; }
-  /// Section 5: 2 + ⌈(1 + lag) · max_queries / page_tokens⌉, lag = steps_in_flight − 1.
+  /// 2 + ⌈(1 + lag) · max_queries / page_tokens⌉, lag = steps_in_flight − 1.
   int tail_pages() const { return 2 + static_cast<int>(pages(std::int64_t{steps_in_flight} * max_queries)); }
-  /// Section 5: the smaller of its whole history and tail + hot rows; without a row cache always the whole.
+  /// The smaller of its whole history and tail + hot rows; without a row cache always the whole.
   std::int64_t required(std::int64_t tokens) const {
     return caches ? std::min<std::int64_t>(pages(tokens), tail_pages() + hot_frames()) : pages(tokens);
   }

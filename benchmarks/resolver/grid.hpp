@@ -14,7 +14,7 @@ struct group_of_cells {
   std::vector<cell> cells;
 };
 
-/// The grid of issue 4: the centre, then one axis at a time around it. `quick`: what tuning needs, in under a minute.
+/// The grid: the centre, then one axis at a time around it. `quick`: what tuning needs, in under a minute.
 /// `tiny`: a few cells of each kind, small, for a machine without a GPU.
 inline std::vector<group_of_cells> cells_of_grid(options const& o) {
   std::vector<group_of_cells> out;

@@ -1,5 +1,6 @@
 #pragma once
-/// How much memory an instance of given sizes takes: the bytes that `residency` allocates, to the byte.
+/// How much memory an instance of given sizes takes: the bytes that `residency` allocates, but for small arrays of a
+/// step.
 
 #include <ebb/capacity.hpp>
 #include <ebb/geometry.hpp>

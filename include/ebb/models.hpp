@@ -131,8 +131,8 @@ struct dsv41_flash_fp8 : dsv41_flash_fp4 {
   static constexpr row_segments row{512, 16};
 };
 
-/// A sparse model that stores one record of 2,048 bytes for four tokens in each of 12 layers (QSA). The index key's
-/// bytes are not given. Source: the design's own table; 1,024 BF16 values or 2,048 FP8 values a record.
+/// A sparse model that stores one record of 2,048 bytes for four tokens in each of 12 layers (QSA): 1,024 BF16 values or
+/// 2,048 FP8 values a record. The index key's bytes are not given. No public card is their source.
 struct qsa_record : policy_defaults {
   static constexpr row_segments row{2048};
   static constexpr int page_tokens = 64;

@@ -7,8 +7,7 @@
 
 namespace ebb {
 
-/// Teams that copy at once on the side stream: a few saturate the link either way, and more would take room from
-/// attention.
+/// Teams that copy at once on the side stream: few, to leave room for attention.
 inline constexpr int moving_teams = 4;
 
 /// Tokens [from, to) of one page, every source, between its frame and its host page.

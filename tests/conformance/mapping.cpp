@@ -229,7 +229,7 @@ TEST_CASE_TEMPLATE("O02: layers packed into one slab keep their own rows on ever
 }
 
 // S cannot grow while a request runs: it goes from whole to hot rows instead. H = 30, 33, 49 lie in the tail; 64 more do not.
-// Reading by prefetch belongs to a later issue.
+// Reading by prefetch is not there yet.
 TEST_CASE_TEMPLATE("O13: decode, verify and shared layers read the same rows after every transition", S, EBB_SPACES) {
   engine<shared_layers, gated_space<S>> e{
       gated_space<S>{make_space<S>()},

@@ -346,7 +346,7 @@ TEST_CASE_TEMPLATE("O07: arguments in the upload ring are kept until they were r
   for (std::uint32_t i = 0; i < 64 * 16; ++i) REQUIRE(seen[i] == (i / 16 < 40 ? 960 + i / 16 : 896 + i / 16));
 }
 
-// Tail 3 and hot rows 1 are required of a request longer than 4 pages; A may grow to 5, and holds 4 of the pool's 6. Prefetch belongs to a later issue.
+// Tail 3 and hot rows 1 are required of a request longer than 4 pages; A may grow to 5, and holds 4 of the pool's 6. Prefetch is not there yet.
 enum class during { import, fetch, backup, refill, commit };
 
 TEST_CASE_TEMPLATE("O08: an aborted request's pages are given to another one only when nobody fills them any more", S,

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """check.py ROOT COMPILER [FLAG…]: a stranger's project builds against ebb installed to a prefix, as a subproject, and by plain -I."""
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 root, compiler, *flags = sys.argv[1:]
 consume = Path(__file__).resolve().parent
-os.environ.update(CXX=compiler, CXXFLAGS=" ".join(flags))
+os.environ.update(CXX=compiler, CXXFLAGS=shlex.join(flags))
 
 
 def run(*command, **env):

@@ -1,4 +1,4 @@
-// expect: must name one backing tier last
+// expect: must name one or more backing tiers last
 #include <ebb/policy.hpp>
 #include <ebb/tiers/host_pages.hpp>
 #include <ebb/tiers/hot_rows.hpp>

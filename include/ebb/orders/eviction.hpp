@@ -50,9 +50,9 @@ struct lru {
 };
 static_assert(eviction_order<lru>);
 
-/// Recency plus eight steps per doubling of uses: a row used often outlives rows that were used once, later. On
-/// recorded selections it fetches 3 to 15 % fewer rows than `lru`, so it is the default. The use count is a Morris
-/// counter of two bits: it rises from e with probability 2^-e, decided by a hash of position and stamp.
+/// Recency plus eight steps per doubling of uses: a row used often outlives rows that were used once, later. On the
+/// shipped recordings it fetches fewer rows than `lru`, 0.2 to 15 % (`benchmarks/orders`), so it is the default. The use
+/// count is a Morris counter of two bits: it rises from e with probability 2^-e, decided by a hash of position and stamp.
 struct lrfu {
   static constexpr int exponent_bits = 2;
   EBB_FN static constexpr std::uint32_t key(word_format f, std::uint32_t word, int steps) {

@@ -29,8 +29,9 @@ struct first_tier : std::type_identity<void> {};
 template <tier_kind K, class T, class... Rest>
 struct first_tier<K, T, Rest...> : std::conditional_t<T::kind == K, std::type_identity<T>, first_tier<K, Rest...>> {};
 
-/// Where a row may be found and from where it may be fetched: places in the order in which they are asked, then backing
-/// tiers.
+/// Where a row may be found and from where it may be fetched: places, then one or more backing tiers. A look asks the
+/// resident map, then the row cache, wherever they are in the list. A claim asks the places with row slots in list order,
+/// a fetch the backing tiers in list order.
 ///
 /// Requires: every tier is a complete type where a member is first used; naming the list asks for nothing.
 template <class... Ts>
