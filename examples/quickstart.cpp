@@ -25,7 +25,7 @@ bool holds(std::byte const* row, int position) {
 }
 
 int main() {
-  ebb::serial_space space;  // on a GPU: ebb::cuda_space, same calls
+  ebb::serial_space space;  // on a GPU: ebb::cuda_space, with device pointers: see examples/embed
   auto const stream = space.make_stream();
   ebb::residency<my_kv, ebb::serial_space> kv{
       space, {.frames = 8, .host_pages = 256, .requests = 4, .max_batch = 4, .max_tokens = 4096, .hot_rows = 64}};

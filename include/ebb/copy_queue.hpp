@@ -2,16 +2,12 @@
 /// The side stream: pages in and out, imports, tickets and fences.
 
 #include <ebb/arenas.hpp>
+#include <ebb/counters.hpp>
 #include <ebb/fence.hpp>
 #include <ebb/ledger.hpp>
 #include <ebb/upload_ring.hpp>
 
 namespace ebb {
-
-/// Bytes that pages brought over the link.
-struct moved_bytes {
-  std::uint64_t backed_up = 0, refilled = 0, restored = 0, imported = 0;
-};
 
 /// Runs the copies that decisions ask for, on a stream of its own, always behind the fence of the last step: earlier
 /// readers and writers of the frames and host pages it touches are done by then. Gives every job its ticket.
@@ -22,7 +18,15 @@ class copy_queue {
   using event = typename S::event;
 
   copy_queue(S const& space, geometry<P> const& geo, arenas<P, S> const& rows, upload_ring<S>& ring, ledger& book)
-      : space_{space}, geometry_{geo}, rows_{rows}, ring_{ring}, book_{book}, side_{space.make_stream()}, log_{space} {}
+      : space_{space},
+        geometry_{geo},
+        rows_{rows},
+        ring_{ring},
+        book_{book},
+        side_{space.make_stream()},
+        log_{space},
+        frames_(static_cast<std::size_t>(book.frames.size())),
+        hosts_(static_cast<std::size_t>(book.hosts.size())) {}
 
   moved_bytes const& bytes() const { return bytes_; }
   ticket progress() const { return log_.done(); }
@@ -114,8 +118,6 @@ class copy_queue {
   /// How many of the moves may run at once: none touches a frame or host page that another one touches, as where a page
   /// makes way for another.
   std::size_t unordered(std::span<page_move const> moves) {
-    frames_.resize(static_cast<std::size_t>(book_.frames.size()));
-    hosts_.resize(static_cast<std::size_t>(book_.hosts.size()));
     ++launch_;
     std::size_t n = 0;
     for (std::size_t const most = ring_.largest() / sizeof(page_move); n < moves.size() && n < most; ++n) {

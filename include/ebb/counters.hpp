@@ -3,6 +3,7 @@
 
 #include <ebb/device_counters.hpp>
 #include <ebb/ledger.hpp>
+#include <ebb/promises.hpp>
 
 #include <string>
 
@@ -27,6 +28,64 @@ struct gauges {
   std::int64_t frames_held = 0, host_pages_held = 0;
   std::int64_t gpu_bytes = 0, host_bytes = 0;
 };
+
+/// Where one request's history is.
+struct request_gauges {
+  int pages = 0;       ///< of its history
+  int resident = 0;    ///< of these, in frames that the map names
+  int lent = 0;        ///< of these, on loan
+  int hot_frames = 0;  ///< frames of its hot rows; 0 while it is whole
+  int promised = 0;    ///< frames it may require
+};
+
+/// Bytes that pages brought over the link.
+struct moved_bytes {
+  std::uint64_t backed_up = 0, refilled = 0, restored = 0, imported = 0;
+};
+
+inline counters counters_of(std::uint64_t const (&device)[device_counts], moved_bytes const& moved, std::uint64_t steps,
+                            move_counts const& pages) {
+  auto const of = [&](count k) { return device[static_cast<int>(k)]; };
+  return {.tail_hits = of(count::tail_hits),
+          .lent_hits = of(count::lent_hits),
+          .hot_hits = of(count::hot_hits),
+          .misses = of(count::misses),
+          .invalid = of(count::invalid),
+          .rejected = of(count::rejected),
+          .lost = of(count::lost),
+          .fetched_rows = of(count::fetched_rows),
+          .fetched_bytes = of(count::fetched_bytes),
+          .staged_rows = of(count::staged_rows),
+          .backed_up_bytes = moved.backed_up,
+          .refilled_bytes = moved.refilled,
+          .restored_bytes = moved.restored,
+          .imported_bytes = moved.imported,
+          .steps = steps,
+          .pages = pages};
+}
+
+inline gauges gauges_of(ledger const& book, promises const& promised) {
+  frame_pool const& f = book.frames;
+  gauges g{.frames = f.size(),
+           .frames_free = f.count(frame_state::free),
+           .frames_required = f.count(frame_state::required),
+           .frames_lent = f.count(frame_state::lent),
+           .frames_taken = f.count(frame_state::taken),
+           .frames_filling = f.count(frame_state::filling),
+           .frames_revoking = f.count(frame_state::revoking),
+           .host_pages = book.hosts.size(),
+           .host_pages_free = book.hosts.free(),
+           .requests = static_cast<int>(book.requests().size()),
+           .frames_promised = promised.frames(),
+           .frames_held = promised.held_frames(),
+           .host_pages_held = promised.held_hosts()};
+  for (auto const& r : book.requests()) {
+    g.running += r.phase == phase::running;
+    g.waiting += r.phase == phase::waiting;
+    g.preempted += r.phase == phase::preempted;
+  }
+  return g;
+}
 
 /// Calls `f(name, help, value)` for every counter, `f` being generic in the value.
 template <class F>
@@ -86,13 +145,16 @@ void for_each_value(gauges const& g, F f) {
   f("host_bytes", "bytes of the host store", g.host_bytes);
 }
 
-/// Prometheus text exposition format, version 0.0.4; every metric is `prefix_name`.
-inline std::string to_prometheus(counters const& c, gauges const& g, std::string const& prefix = "ebb") {
+/// Prometheus text exposition format, version 0.0.4; every metric is `prefix_name{labels}`, where `labels` is as the
+/// format writes them, `gpu="0"` say.
+inline std::string to_prometheus(counters const& c, gauges const& g, std::string const& prefix = "ebb",
+                                 std::string const& labels = "") {
+  std::string const braced = labels.empty() ? "" : "{" + labels + "}";
   std::string out;
   auto const write = [&](char const* type, char const* suffix) {
-    return [&out, &prefix, type, suffix](char const* name, char const* help, auto value) {
+    return [&, type, suffix](char const* name, char const* help, auto value) {
       std::string const full = prefix + "_" + name + suffix;
-      out += "# HELP " + full + " " + help + "\n# TYPE " + full + " " + type + "\n" + full + " " +
+      out += "# HELP " + full + " " + help + "\n# TYPE " + full + " " + type + "\n" + full + braced + " " +
              std::to_string(value) + "\n";
     };
   };

@@ -81,7 +81,8 @@ constexpr int fewest_hot_rows(geometry<P> const& g) {
 /// The longest request that the words of its tables can name.
 template <policy P>
 constexpr std::int64_t longest_tokens(geometry<P> const& g) {
-  if constexpr (P::tiers::caches) return longest_history(P::tiers::cache::exponent_bits, g.groups(), g.smallest_ratio());
+  if constexpr (P::tiers::caches)
+    return longest_history(P::tiers::cache::exponent_bits, g.groups(), g.smallest_ratio());
   return most_tokens;
 }
 

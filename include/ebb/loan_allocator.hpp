@@ -21,13 +21,12 @@ enum class take_id : std::uint64_t { none = 0 };
 template <policy P>
 class loan_allocator {
  public:
-  explicit loan_allocator(allocator_sizes const& sizes)
-      : seats_{sizes}, promises_{sizes.frames, sizes.host_pages} {}
+  explicit loan_allocator(allocator_sizes const& sizes) : seats_{sizes}, promises_{sizes.frames, sizes.host_pages} {}
 
   ledger& book() { return seats_.book(); }
   ledger const& book() const { return seats_.book(); }
   allocator_sizes const& sizes() const { return seats_.sizes(); }
-  int tail_first(request_record const& r) const { return seats_.tail_first(r); }
+  int tail_first(request_record const& r) const { return seats_.choice().tail_first(r); }
 
   /// Frames that a request of up to `tokens_max` tokens cannot run without.
   int required(std::int64_t tokens_max) const {
@@ -426,7 +425,7 @@ class loan_allocator {
       list->clear();
     }
     for (int p = 0; p < static_cast<int>(r.pages.size()); ++p) {
-      if (book().has_frame(r, p) && !(book().is_marked(r, p) && !book().complete(r, p))) book().drop(r, p);
+      if (book().has_frame(r, p) && !(book().is_marked(r, p) && !book().complete(r, p))) seats_.drop(r, p);
     }
   }
 

@@ -2,6 +2,8 @@
 /// The class an engine holds: resident map, loans, host store and resolver, composed by the step protocol.
 
 #include <ebb/counters.hpp>
+#include <ebb/imports.hpp>
+#include <ebb/policy_parts.hpp>
 #include <ebb/step_tables.hpp>
 
 #include <functional>
@@ -9,47 +11,6 @@
 #include <span>
 
 namespace ebb {
-
-/// Rows that come in: row i at `rows + i · row_stride`, in-row bytes then page-end bytes; stride 0: packed.
-struct import_rows {
-  std::byte const* rows;
-  std::int64_t row_stride = 0;
-};
-/// Where an engine writes one reserved page of one source itself; either may be null. Bytes follow `page_layout` of the
-/// source.
-struct import_page {
-  page_index page;
-  std::byte* host;
-  std::byte* frame;
-};
-
-template <class T>
-using is_row_cache = std::bool_constant<row_cache<T>>;
-template <class T>
-using is_row_place = std::bool_constant<row_place<T>>;
-template <class T>
-using is_backing_tier = std::bool_constant<backing_tier<T>>;
-
-/// Refuses a policy whose parts are not what their concepts ask for, with one sentence each.
-template <policy P>
-constexpr bool check_parts() {
-  static_assert(P::tiers::template each<tier_kind::cache, is_row_cache>,
-                "ebb policy: the row cache in `tiers` is none; it needs exponent_bits from 0 to 16, find and claim, as "
-                "ebb/tiers/row_table.hpp says");
-  static_assert(P::tiers::template each<tier_kind::staging, is_row_place>,
-                "ebb policy: the staging tier in `tiers` is none; it needs claim, as ebb/tiers/row_table.hpp says");
-  static_assert(P::tiers::template each<tier_kind::backing, is_backing_tier>,
-                "ebb policy: a backing tier in `tiers` is none; it needs fetch, as ebb/tiers/host_pages.hpp says");
-  static_assert(keep_order<typename P::keep>,
-                "ebb policy: `keep` is not a keep order; use newest, most_selected, whole_requests or a type as "
-                "ebb/orders/keep.hpp says");
-  static_assert(backup_order<typename P::backup>,
-                "ebb policy: `backup` is not a backup order; use sealed_pages, each_step or on_revoke");
-  static_assert(metadata<typename P::metadata>,
-                "ebb policy: `metadata` is no attention metadata; use plain_rows, flashmla, flashinfer_packed, "
-                "row_pointers, interleaved or a type as ebb/metadata/metadata.hpp says");
-  return true;
-}
 
 /// The requests of a step. `padded`: requests that captured kernels are launched for, 0 = as many as there are.
 struct batch {
@@ -89,7 +50,7 @@ class residency {
         ring_{space, std::max(std::size_t{8} << 20, 4 * sizing_.largest_upload())},
         copies_{space, geometry_, rows_, ring_, allocator_.book()},
         tables_{space, geometry_, sizing_, rows_, ring_, allocator_},
-        imports_(static_cast<std::size_t>(sizes.requests)) {
+        imports_{space, geometry_, rows_, allocator_, copies_, sizes.requests} {
     book().refuses = [space](copy_kind kind, int slot, int page) { return space.refuses_copy(kind, slot, page); };
   }
   residency(residency const&) = delete;
@@ -149,15 +110,7 @@ class residency {
     require(tokens > r.tokens && tokens <= r.tokens_max, "reserve_import: tokens", tokens, r.tokens + 1, " to ",
             r.tokens_max);
     require(r.reserved == r.tokens, "reserve_import: request", r.id.slot, "one without an import under way");
-    decided([&] { allocator_.reserve(r, tokens); });
-    imports_[static_cast<std::size_t>(r.id.slot)] = {};
-    // Steps may still write scratch into the page that is partly there.
-    ticket ready = r.tokens % P::page_tokens != 0 ? book().main : ticket::none;
-    for (int p = first_import(r); p < static_cast<int>(r.pages.size()); ++p) {
-      if (book().has_frame(r, p)) ready = std::max(ready, book().frames[book().page(r, p).at.frame].after);
-      ready = std::max({ready, book().hosts.after(book().page(r, p).at.host), book().page(r, p).busy});
-    }
-    return ready;
+    return decided([&] { return imports_.reserve(r, tokens); });
   }
   /// Where rows of a source of the reserved pages belong. Effects: pages on loan go to the host store alone, so that
   /// every address stays the request's until publish.
@@ -165,17 +118,7 @@ class residency {
     request_record& r = idle_record(id, "import_pages");
     require(r.reserved > r.tokens, "import_pages: request", r.id.slot, "one with room from reserve_import");
     int const s = geometry_.source(source);
-    arrived(r, s);
-    decided([&] { allocator_.expose(r); });
-    source_view const& v = rows_.view(s);
-    std::vector<import_page> pages;
-    for (int p = first_import(r); p < static_cast<int>(r.pages.size()); ++p) {
-      map_entry const at = book().page(r, p).at;
-      pages.push_back(
-          {page_index{p}, to_host(r, p) ? v.host + std::int64_t{index(at.host)} * v.host_layout.stride : nullptr,
-           at.frame != frame_id::none ? v.base + std::int64_t{index(at.frame)} * v.layout.stride : nullptr});
-    }
-    return pages;
+    return decided([&] { return imports_.pages(r, s); });
   }
   /// Copies the source's rows of tokens [committed, reserved) in, on the side stream; row 0 is the first that those
   /// tokens complete. Requires: `rows` is written already, readable by bodies (device, pinned or managed memory on a
@@ -187,34 +130,7 @@ class residency {
     std::int64_t const stride = rows.row_stride == 0 ? P::row.total() : rows.row_stride;
     require(rows.rows != nullptr, "import: rows", "null", "readable by bodies");
     require(stride >= P::row.total(), "import: row_stride", stride, "at least ", P::row.total());
-    arrived(r, s);
-    int const ratio = geometry_.ratio(s);
-    std::int64_t const base = r.tokens / ratio;
-    std::vector<page_import> pages;
-    auto& failed = imports_[static_cast<std::size_t>(r.id.slot)].failed;
-    std::erase_if(failed, [&](auto const& f) { return f.second == s; });
-    for (int p = first_import(r); p < static_cast<int>(r.pages.size()); ++p) {
-      std::int64_t const start = std::int64_t{p} * P::page_tokens;
-      std::int64_t const from = std::max(r.tokens, start) / ratio;
-      std::int64_t const to = std::min(r.reserved, start + P::page_tokens) / ratio;
-      if (from >= to) continue;
-      if (space_.refuses_copy(copy_kind::import, r.id.slot, p)) {
-        failed.emplace_back(p, s);
-        book().refused_copy(copy_kind::import, r, p);
-        continue;
-      }
-      map_entry const at = book().page(r, p).at;
-      pages.push_back({index(at.frame), to_host(r, p) ? index(at.host) : -1,
-                       static_cast<std::int32_t>(from - start / ratio), static_cast<std::int32_t>(to - from),
-                       from - base});
-    }
-    return guarded([&] {
-      ticket const t = copies_.import(s, rows.rows, stride, pages);
-      if (t == ticket::none) return t;
-      for (int p = first_import(r); p < static_cast<int>(r.pages.size()); ++p) book().touch(book().page(r, p), t);
-      imports_[static_cast<std::size_t>(id.slot)].last = t;
-      return t;
-    });
+    return guarded([&] { return imports_.copy(r, s, rows.rows, stride); });
   }
   /// The history reaches `tokens` from the next begin_step on, ordered after the imports into it.
   /// Throws: std::runtime_error naming the page where an import was refused and not repeated; std::invalid_argument where
@@ -223,34 +139,8 @@ class residency {
     request_record& r = idle_record(id, "publish");
     require(tokens > r.tokens && tokens <= r.reserved, "publish: tokens", tokens, r.tokens + 1, " to ", r.reserved,
             ", the reserved room");
-    importing& in = imports_[static_cast<std::size_t>(r.id.slot)];
-    for (int s = 0; s < geometry_.sources(); ++s) {
-      bool const complete = tokens / geometry_.ratio(s) == r.tokens / geometry_.ratio(s);
-      require(complete || (s < static_cast<int>(in.sources.size()) && in.sources[static_cast<std::size_t>(s)]),
-              "publish: source", index(geometry_.id_of_source(s)), "one whose rows were imported");
-    }
-    if (!in.failed.empty()) {
-      throw std::runtime_error("publish: page " + std::to_string(in.failed.front().first) + " of the request in slot " +
-                               std::to_string(r.id.slot) + " was not imported: its copy was refused");
-    }
-    decided([&] {
-      int const first = first_import(r);
-      std::vector<char> hosted;
-      for (int p = first; p < static_cast<int>(r.pages.size()); ++p) hosted.push_back(to_host(r, p));
-      allocator_.set_tokens(r, tokens);
-      book().wait_main(in.last);
-      for (int p = first; p < book().pages_of(tokens); ++p) {
-        page_record& page = book().page(r, p);
-        if (hosted[static_cast<std::size_t>(p - first)]) page.backed = page.backing = book().tokens_in(r, p);
-        if (book().has_frame(r, p)) {
-          book().wait_main(page.busy);
-          book().land(r, p);
-        }
-        ++book().counts.imported;
-      }
-      in = {};
-      allocator_.published(r);
-    });
+    imports_.check_publish(r, tokens);
+    decided([&] { imports_.publish(r, tokens); });
   }
   /// Taken frames that the engine wrote become the request's next pages, without a copy. Stream: the writes are what `on`
   /// holds so far; steps and backups of these pages wait for them there.
@@ -448,54 +338,25 @@ class residency {
     return {all.begin(), all.end()};
   }
 
+  /// Totals since construction. Stream: the caller waits for one copy of the device's counters, beside all streams.
   counters counts() const {
-    counters c;
     std::uint64_t n[device_counts];
     tables_.peek(n);
-    auto const of = [&](count k) { return n[static_cast<int>(k)]; };
-    c.tail_hits = of(count::tail_hits);
-    c.lent_hits = of(count::lent_hits);
-    c.hot_hits = of(count::hot_hits);
-    c.misses = of(count::misses);
-    c.fetched_rows = of(count::fetched_rows);
-    c.fetched_bytes = of(count::fetched_bytes);
-    c.staged_rows = of(count::staged_rows);
-    c.invalid = of(count::invalid);
-    c.rejected = of(count::rejected);
-    c.lost = of(count::lost);
-    moved_bytes const& moved = copies_.bytes();
-    c.backed_up_bytes = moved.backed_up;
-    c.refilled_bytes = moved.refilled;
-    c.restored_bytes = moved.restored;
-    c.imported_bytes = moved.imported;
-    c.steps = steps_;
-    c.pages = book().counts;
-    return c;
+    return counters_of(n, copies_.bytes(), steps_, book().counts);
   }
+  /// The pools at this moment. Cost: one look at every request slot.
   gauges pools() const {
-    frame_pool const& f = book().frames;
-    gauges g{.frames = f.size(),
-             .frames_free = f.count(frame_state::free),
-             .frames_required = f.count(frame_state::required),
-             .frames_lent = f.count(frame_state::lent),
-             .frames_taken = f.count(frame_state::taken),
-             .frames_filling = f.count(frame_state::filling),
-             .frames_revoking = f.count(frame_state::revoking),
-             .host_pages = book().hosts.size(),
-             .host_pages_free = book().hosts.free(),
-             .requests = sizing_.s.requests,
-             .frames_promised = allocator_.promised().frames(),
-             .frames_wanted = allocator_.outstanding(),
-             .frames_held = allocator_.promised().held_frames(),
-             .host_pages_held = allocator_.promised().held_hosts(),
-             .gpu_bytes = rows_.gpu_bytes(),
-             .host_bytes = rows_.host_bytes()};
-    for (auto const& r : book().requests()) {
-      g.running += r.phase == phase::running;
-      g.waiting += r.phase == phase::waiting;
-      g.preempted += r.phase == phase::preempted;
-    }
+    gauges g = gauges_of(book(), allocator_.promised());
+    g.frames_wanted = allocator_.outstanding();
+    g.gpu_bytes = rows_.gpu_bytes();
+    g.host_bytes = rows_.host_bytes();
     return g;
+  }
+  /// Where one request's history is.
+  request_gauges pools(request_id id) const {
+    request_record const& r = record(id, "pools");
+    return {static_cast<int>(r.pages.size()), static_cast<int>(r.pages.size()) - r.missing, r.lent,
+            static_cast<int>(r.hot.size()), r.reserve};
   }
 
   geometry<P> const& local() const { return geometry_; }
@@ -505,11 +366,6 @@ class residency {
   resident_map_ref<P> map() const { return tables_.ref().map; }
 
  private:
-  struct importing {
-    ticket last = ticket::none;
-    std::vector<char> sources;                ///< whose rows were asked for
-    std::vector<std::pair<int, int>> failed;  ///< page, source
-  };
   struct resolved {
     bool done = false;
     metadata_ref out{};
@@ -667,16 +523,6 @@ class residency {
     }
   }
 
-  // ---- imports
-
-  void arrived(request_record const& r, int source) {
-    auto& sources = imports_[static_cast<std::size_t>(r.id.slot)].sources;
-    sources.resize(static_cast<std::size_t>(geometry_.sources()));
-    sources[static_cast<std::size_t>(source)] = true;
-  }
-  int first_import(request_record const& r) const { return static_cast<int>(r.tokens / P::page_tokens); }
-  bool to_host(request_record const& r, int p) const { return book().page(r, p).to_host; }
-
   void limit_steps() {
     while (!unfinished_.empty() &&
            (static_cast<int>(unfinished_.size()) >= sizing_.s.steps_in_flight || space_.reached(unfinished_.front()))) {
@@ -702,6 +548,7 @@ class residency {
   upload_ring<S> ring_;
   copy_queue<P, S> copies_;
   step_tables<P, S> tables_;
+  imports<P, S> imports_;
 
   step open_;
   std::optional<stream> begun_on_;  ///< stream of a step that was begun and has no end yet
@@ -709,7 +556,6 @@ class residency {
   std::vector<resolved> resolved_;   ///< of each group in the open step
   int last_resolved_ = -1;           ///< group
   std::vector<waiting_call> later_;  ///< in the order of the calls
-  std::vector<importing> imports_;
   std::deque<typename S::event> unfinished_;
   std::uint64_t steps_ = 0;
   std::string poison_;

@@ -1,46 +1,30 @@
 #pragma once
 /// Which page sits in which frame: seats, loans, revocation and refill.
 
-#include <ebb/capacity.hpp>
-#include <ebb/ledger.hpp>
-#include <ebb/orders/keep.hpp>
-#include <ebb/policy.hpp>
+#include <ebb/page_choice.hpp>
 
 #include <optional>
 
 namespace ebb {
-
-/// Sizes of an allocator; `hot` and `tail` are frames of one request.
-struct allocator_sizes {
-  int frames;
-  int host_pages;
-  int requests;
-  std::int64_t max_tokens;
-  int tail;
-  int hot;
-  int run = 1;  ///< host pages handed out together
-};
 
 /// Moves pages in and out of frames, by the keep order where not all can stay. Part of `loan_allocator`, which decides
 /// who may have frames. Host only, one control thread. Cost: grows with the pages moved, and with the requests where
 /// loans are revoked or refilled.
 template <policy P>
 class seating {
-  using keep = typename P::keep;
-
  public:
   explicit seating(allocator_sizes const& sizes)
-      : sizes_{sizes}, book_{sizes.frames, sizes.host_pages, sizes.requests, sizes.run, P::page_tokens} {}
+      : sizes_{sizes},
+        book_{sizes.frames, sizes.host_pages, sizes.requests, sizes.run, P::page_tokens},
+        choice_{sizes_, book_} {}
+  seating(seating const&) = delete;
+  seating& operator=(seating const&) = delete;
 
   ledger& book() { return book_; }
   ledger const& book() const { return book_; }
   allocator_sizes const& sizes() const { return sizes_; }
+  page_choice<P> const& choice() const { return choice_; }
 
-  /// True for a request longer than its required frames: its history can be lent and revoked.
-  bool is_long(request_record const& r) const {
-    return P::tiers::caches && book_.pages_of(r.tokens_max) > sizes_.tail + sizes_.hot;
-  }
-  int tail_first(request_record const& r) const { return std::max(0, static_cast<int>(r.pages.size()) - sizes_.tail); }
   /// Frames that may become loans: usable ones that nobody asked for or holds.
   int spare() const { return P::tiers::lends ? std::max(0, book_.frames.usable() - spoken_for_) : 0; }
   /// Frames that pending calls wait for or that holds keep: not spare.
@@ -52,13 +36,6 @@ class seating {
   bool step_open() const { return step_open_; }
   void count_step() { ++step_; }
 
-  /// An import under way writes page p: until publish it stays as `reserve` left it, only a loan may go.
-  bool arriving(request_record const& r, int p) const {
-    return r.reserved > r.tokens && p >= static_cast<int>(r.tokens / P::page_tokens);
-  }
-  bool is_required(request_record const& r, int p) const {
-    return !is_long(r) || r.pinned || p >= tail_first(r) || (r.hot.empty() && p < sizes_.hot);
-  }
   /// Frames it has and may not lose.
   int required(request_record const& r) const {
     int n = static_cast<int>(r.hot.size() + r.idle.size());
@@ -77,9 +54,9 @@ class seating {
   /// States of its pages from `first` on, after the tail moved or the request's mode changed.
   void refresh(request_record& r, int first) {
     for (int p = first; p < static_cast<int>(r.pages.size()); ++p) {
-      if (!book_.has_frame(r, p) || arriving(r, p)) continue;
+      if (!book_.has_frame(r, p) || choice_.arriving(r, p)) continue;
       frame_state const s = book_.state(r, p);
-      bool const needed = is_required(r, p);
+      bool const needed = choice_.is_required(r, p);
       if (s == frame_state::required || s == frame_state::lent)
         book_.set_state(r, p, needed ? frame_state::required : frame_state::lent);
       if (!needed || r.phase == phase::preempted || !book_.is_marked(r, p)) continue;
@@ -94,7 +71,7 @@ class seating {
     int const pages = book_.pages_of(upper);
     int const first_written = static_cast<int>(r.tokens / P::page_tokens);
     while (static_cast<int>(r.pages.size()) > std::max(pages, book_.pages_of(r.tokens))) shed_last(r);
-    int const before = tail_first(r);
+    int const before = choice_.tail_first(r);
     while (static_cast<int>(r.pages.size()) < pages) book_.append(r);
     refresh(r, before);
     if (r.missing > 0) bring_back(r, first_written);
@@ -110,7 +87,7 @@ class seating {
     if (!book_.has_frame(r, p) || book_.page(r, p).mapped) return;
     book_.wait_main(book_.page(r, p).busy);
     if (book_.state(r, p) == frame_state::filling)
-      book_.set_state(r, p, is_required(r, p) ? frame_state::required : frame_state::lent);
+      book_.set_state(r, p, choice_.is_required(r, p) ? frame_state::required : frame_state::lent);
     book_.land(r, p);
   }
 
@@ -118,17 +95,15 @@ class seating {
   void refill(int budget) {
     int n = std::min({budget, spare(), static_cast<int>(book_.frames.count(frame_state::free))});
     if (n <= 0) return;
-    collect_holders([&](request_record const& r) { return refillable(r); }, n, false);
-    keep::refill(holders_, n, quota_);
-    for (std::size_t i = 0; i < holders_.size(); ++i) {
-      request_record& r = *holding_[i];
-      for_chosen(i, false, [&](int p) {
-        auto const f = book_.frames.take_free(frame_state::filling, r.id.slot, p);
-        book_.place(r, p, *f);
-        if (book_.copy(copy_kind::refill, r, p, 0, P::page_tokens)) return;
+    choice_.choose(n, false, step_);
+    for (std::size_t i = 0; i < choice_.size(); ++i) {
+      request_record& r = choice_.request(i);
+      for (int p : choice_.chosen(i)) {
+        book_.place(r, p, *book_.frames.take_free(frame_state::filling, r.id.slot, p));
+        if (book_.copy(copy_kind::refill, r, p, 0, P::page_tokens)) continue;
         --book_.counts.lent;
         book_.frames.retire(book_.lift(r, p), ticket::none, true);
-      });
+      }
     }
   }
 
@@ -136,12 +111,13 @@ class seating {
   /// import will write, which may also sit in spare frames, as loans.
   void settle_in(request_record& r, bool reserving = false) {
     int pages = static_cast<int>(r.pages.size());
-    while (!reserving && pages > 0 && arriving(r, pages - 1)) --pages;
+    while (!reserving && pages > 0 && choice_.arriving(r, pages - 1)) --pages;
     int const first_new = static_cast<int>((r.tokens + P::page_tokens - 1) / P::page_tokens);
     int absent = 0;
     for (int p = 0; p < pages; ++p) absent += !book_.has_frame(r, p);
     int const room = static_cast<int>(r.idle.size()) + (pages > first_new ? spare() : 0);
-    if (absent > room && is_long(r) && !r.pinned && r.hot.empty() && static_cast<int>(r.idle.size()) >= sizes_.hot)
+    if (absent > room && choice_.is_long(r) && !r.pinned && r.hot.empty() &&
+        static_cast<int>(r.idle.size()) >= sizes_.hot)
       make_hot(r, false);
     int const end = r.hot.empty() || r.pinned ? 0 : first_new;
     for (int p = pages; p-- > end;) {
@@ -150,7 +126,7 @@ class seating {
       if (!r.idle.empty()) {
         f = from_idle(r, p);
       } else if (p >= first_new && spare() > 0) {
-        bool const loan = is_long(r) && !r.pinned;
+        bool const loan = choice_.is_long(r) && !r.pinned;
         f = book_.frames.take_free(loan ? frame_state::lent : frame_state::required, r.id.slot, p);
       }
       if (!f) break;
@@ -163,17 +139,15 @@ class seating {
 
   /// Chooses up to n lent pages from the bottom of the keep order; how many.
   int revoke(int n) {
-    collect_holders([](request_record const& r) { return r.lent; }, n, true);
-    keep::revoke(holders_, n, quota_);
+    choice_.choose(n, true, step_);
     int chosen = 0;
-    for (std::size_t i = 0; i < holders_.size(); ++i) {
-      if (quota_[i] == 0) continue;
-      holding_[i]->revoked_at = step_;
-      for_chosen(i, true, [&](int p) {
+    for (std::size_t i = 0; i < choice_.size(); ++i) {
+      request_record& r = choice_.request(i);
+      if (!choice_.chosen(i).empty()) r.revoked_at = step_;
+      for (int p : choice_.chosen(i)) {
         ++chosen;
-        if (book_.page(*holding_[i], p).mapped) return book_.mark(*holding_[i], p);
-        drop_unread(*holding_[i], p);
-      });
+        book_.page(r, p).mapped ? book_.mark(r, p) : drop_unread(r, p);
+      }
     }
     for (int slot = 0; slot < sizes_.requests && chosen < n; ++slot) {
       request_record& r = book_.at(slot);
@@ -191,7 +165,7 @@ class seating {
   /// Arriving pages that sit in loans arrive in their host pages alone.
   void to_host_alone(request_record& r) {
     for (int p = 0; p < static_cast<int>(r.pages.size()); ++p)
-      if (arriving(r, p) && may_go(r, p)) drop_unread(r, p);
+      if (choice_.arriving(r, p) && choice_.may_go(r, p)) drop_unread(r, p);
   }
 
   /// Chosen pages whose host copies are complete leave their frames.
@@ -219,9 +193,14 @@ class seating {
     std::erase_if(book_.marked, [&](auto const& m) { return m.first == r.id.slot; });
   }
 
+  /// The page leaves its frame; where it was chosen to, that is done.
+  void drop(request_record& r, int p) {
+    if (book_.is_marked(r, p)) std::erase(book_.marked, std::pair{r.id.slot, p});
+    book_.drop(r, p);
+  }
   void shed_last(request_record& r) {
     int const p = static_cast<int>(r.pages.size()) - 1;
-    if (book_.has_frame(r, p)) book_.drop(r, p);
+    if (book_.has_frame(r, p)) drop(r, p);
     book_.hosts.release(book_.page(r, p).at.host, std::max(book_.main, book_.page(r, p).busy));
     --r.missing;
     r.pages.pop_back();
@@ -239,7 +218,7 @@ class seating {
   frame_id from_idle(request_record& r, int p) {
     frame_id const f = r.idle.back();
     r.idle.pop_back();
-    bool const needed = is_required(r, p) || arriving(r, p);
+    bool const needed = choice_.is_required(r, p) || choice_.arriving(r, p);
     book_.frames.set(f, needed ? frame_state::required : frame_state::lent, r.id.slot, p);
     return f;
   }
@@ -248,7 +227,7 @@ class seating {
     if (!r.hot.empty() && !r.pinned) return;
     for (int p = 0; p < end; ++p) {
       if (book_.has_frame(r, p)) continue;
-      if (is_long(r) && !r.pinned) {
+      if (choice_.is_long(r) && !r.pinned) {
         if (!make_hot(r, true)) throw_no_frame(r, p);  // without hot rows its missing pages cannot be selected
         return;
       }
@@ -259,14 +238,14 @@ class seating {
 
   /// Finds a frame for page p: idle, spare, or due to the request; else its own least wanted page makes way.
   void seat(request_record& r, int p) {
-    frame_state const use = is_required(r, p) ? frame_state::required : frame_state::lent;
+    frame_state const use = choice_.is_required(r, p) ? frame_state::required : frame_state::lent;
     frame_id f;
     if (!r.idle.empty()) {
       f = from_idle(r, p);
     } else if (book_.held(r) < r.reserve || spare() > 0) {
       f = obtain(r, p, use);
     } else {
-      if (is_long(r) && r.hot.empty() && !make_hot(r, true)) throw_no_frame(r, p);
+      if (choice_.is_long(r) && r.hot.empty() && !make_hot(r, true)) throw_no_frame(r, p);
       f = reuse_own(r, p, use);
     }
     book_.place(r, p, f);
@@ -278,7 +257,7 @@ class seating {
   }
   frame_id reuse_own(request_record& r, int p, frame_state use) {
     std::vector<int> victim;
-    candidates(r, 1, true, victim);
+    choice_.candidates(r, 1, true, victim);
     if (victim.empty() || !book_.back_up_now(r, victim.front())) return obtain(r, p, use);
     book_.wait_main(book_.page(r, victim.front()).busy);
     frame_id const f = book_.lift(r, victim.front());
@@ -321,8 +300,13 @@ class seating {
                          " cannot be had: the copies that would free or fill a frame were refused");
   }
 
+  /// It is whole and must get hot rows before it loses a page. One that lacks full pages already gets them when it next
+  /// grows.
   bool wants_hot(request_record const& r) const {
-    return r.phase != phase::preempted && is_long(r) && !r.pinned && r.hot.empty();
+    if (r.phase == phase::preempted || !choice_.is_long(r) || r.pinned || !r.hot.empty()) return false;
+    for (int p = 0; p < static_cast<int>(r.tokens / P::page_tokens); ++p)
+      if (!book_.has_frame(r, p)) return false;
+    return true;
   }
 
   /// The request's idle frames and oldest pages become its hot rows. Not `forced`: only where their host copies are
@@ -331,8 +315,8 @@ class seating {
     int const wanted = sizes_.hot - static_cast<int>(r.idle.size());
     std::vector<int> oldest;
     bool backed = true;
-    for (int p = 0; p < tail_first(r) && static_cast<int>(oldest.size()) < wanted; ++p) {
-      if (!book_.has_frame(r, p) || arriving(r, p) || !(forced || book_.page(r, p).mapped)) continue;
+    for (int p = 0; p < choice_.tail_first(r) && static_cast<int>(oldest.size()) < wanted; ++p) {
+      if (!book_.has_frame(r, p) || choice_.arriving(r, p) || !(forced || book_.page(r, p).mapped)) continue;
       oldest.push_back(p);
       backed &= forced ? book_.back_up_now(r, p) : book_.back_up(r, p) && book_.complete(r, p);
     }
@@ -355,83 +339,12 @@ class seating {
     return true;
   }
 
-  int refillable(request_record const& r) const {
-    bool const rested = step_ - r.revoked_at > defaults::refill_pause;
-    if (!is_long(r) || !rested || r.pinned || r.reserved > r.tokens) return 0;
-    int absent = static_cast<int>(r.pages.size()) - r.framed;
-    for (int p = tail_first(r); p < static_cast<int>(r.pages.size()); ++p) absent -= !book_.has_frame(r, p);
-    return absent;
-  }
-  bool may_go(request_record const& r, int p) const {
-    return book_.has_frame(r, p) && book_.state(r, p) == frame_state::lent;
-  }
-  bool may_come(request_record const& r, int p) const {
-    return !book_.has_frame(r, p) && book_.page(r, p).backed == P::page_tokens;
-  }
-
-  /// The first n pages of r in the order in which they would go or come.
-  void candidates(request_record const& r, int n, bool going, std::vector<int>& out) const {
-    out.clear();
-    int const end = going ? static_cast<int>(r.pages.size()) : tail_first(r);
-    for (int i = 0; i < end && (keep::wants_uses || static_cast<int>(out.size()) < n); ++i) {
-      int const p = going ? i : end - 1 - i;
-      if (going ? may_go(r, p) : may_come(r, p)) out.push_back(p);
-    }
-    if constexpr (keep::wants_uses) {
-      auto const first = [&](int a, int b) {
-        std::uint32_t const ua = r.uses[static_cast<std::size_t>(a)], ub = r.uses[static_cast<std::size_t>(b)];
-        return going ? std::pair{ua, a} < std::pair{ub, b} : std::pair{ua, a} > std::pair{ub, b};
-      };
-      auto const last = out.begin() + std::min<std::ptrdiff_t>(n, std::ssize(out));
-      if (last != out.end()) std::nth_element(out.begin(), last, out.end(), first);
-      std::sort(out.begin(), last, first);
-      out.erase(last, out.end());
-    }
-  }
-
-  /// Requests with pages that may move, for the keep order to choose n pages from.
-  template <class Limit>
-  void collect_holders(Limit limit, int n, bool going) {
-    holders_.clear();
-    holding_.clear();
-    orders_.clear();
-    uses_.clear();
-    for (int slot = 0; slot < sizes_.requests; ++slot) {
-      request_record& r = book_.at(slot);
-      if (r.phase != phase::running) continue;
-      int most = limit(r);
-      if (most <= 0) continue;
-      auto& order = orders_.emplace_back();
-      auto& uses = uses_.emplace_back();
-      if constexpr (keep::wants_uses) {
-        candidates(r, std::min(n, most), going, order);
-        most = static_cast<int>(order.size());
-        for (int p : order) uses.push_back(r.uses[static_cast<std::size_t>(p)]);
-      }
-      holding_.push_back(&r);
-      holders_.push_back({r.admitted, static_cast<int>(r.pages.size()), most, {}});
-    }
-    for (std::size_t i = 0; i < uses_.size(); ++i) holders_[i].uses = uses_[i];
-    quota_.assign(holders_.size(), 0);
-  }
-  /// Calls f for the pages that the keep order's quota chose of holder i.
-  template <class F>
-  void for_chosen(std::size_t i, bool going, F f) {
-    if (!keep::wants_uses) candidates(*holding_[i], quota_[i], going, orders_[i]);
-    for (int k = 0; k < std::min<int>(quota_[i], static_cast<int>(orders_[i].size())); ++k)
-      f(orders_[i][static_cast<std::size_t>(k)]);
-  }
-
   allocator_sizes sizes_;
   ledger book_;
+  page_choice<P> choice_;
   int spoken_for_ = 0;
   long long step_ = 0;
   bool step_open_ = false;
-  std::vector<holder> holders_;
-  std::vector<request_record*> holding_;
-  std::vector<std::vector<int>> orders_;  ///< pages of each holder that may move, first ones first
-  std::vector<std::vector<std::uint32_t>> uses_;
-  std::vector<int> quota_;
 };
 
 }  // namespace ebb

@@ -63,7 +63,9 @@ struct sizing {
   }
 
   /// Bytes of the longest list that one begin_step uploads in one piece: hot frames of all requests.
-  std::size_t largest_upload() const { return static_cast<std::size_t>(s.requests) * (static_cast<std::size_t>(hot) + 4) * 4; }
+  std::size_t largest_upload() const {
+    return static_cast<std::size_t>(s.requests) * (static_cast<std::size_t>(hot) + 4) * 4;
+  }
 
   /// Pages that one begin_step hands back at most; a budget below one page still hands back one, 0 none.
   int refill_pages(std::int64_t page_bytes) const {
