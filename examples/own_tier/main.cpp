@@ -87,7 +87,7 @@ std::vector<int> run(char const* name, int steps) {
   };
   for (int i = 0; i < steps; ++i) one_step();
 
-  auto const loans = [&](std::size_t i) { return kv.allocator().book().at(requests[i].slot).lent; };
+  auto const loans = [&](std::size_t i) { return kv.pools(requests[i]).lent; };
   for (std::size_t i = 0; i < lost.size(); ++i) lost[i] = loans(i);
   ebb::take_id const taken = or_throw(kv.take(20));
   one_step();  // frames are handed over once their earlier readers are done

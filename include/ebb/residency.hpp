@@ -42,7 +42,7 @@ class residency {
       : space_{space},
         geometry_{sizes.layers},
         sizing_{sizes, geometry_},
-        allocator_{allocator_sizes_of(sizing_)},
+        allocator_{make_books(allocator_sizes_of(sizing_))},
         rows_{space,
               geometry_,
               {sizes.frames, sizes.host_pages, sizing_.staging_ways, sizes.max_batch, sizes.host, sizes.arenas,
@@ -373,6 +373,15 @@ class residency {
   };
   ledger& book() { return allocator_.book(); }
   ledger const& book() const { return allocator_.book(); }
+  static loan_allocator<P> make_books(allocator_sizes const& sizes) {
+    try {
+      return loan_allocator<P>{sizes};
+    } catch (std::bad_alloc const&) {
+      throw std::runtime_error("ebb: no host memory for the books of " + std::to_string(sizes.frames) + " frames, " +
+                               std::to_string(sizes.host_pages) + " host pages and " + std::to_string(sizes.requests) +
+                               " requests");
+    }
+  }
   allocator_sizes allocator_sizes_of(sizing<P> const& z) const {
     std::int64_t const page = std::max<std::int64_t>(1, geometry_.page_bytes() / geometry_.sources());
     return {z.s.frames,
