@@ -461,7 +461,7 @@ TEST_CASE_TEMPLATE("O08: an aborted request's pages are given to another one onl
     }
     CHECK(out_of_balance(e.kv) == "");
     if (open) {  // hot rows and tail: B may have the frames already, its rows come behind the step
-      CHECK(held.size() == 4);
+      CHECK(held.size() == (what == during::fetch ? 4 : 5));
       CHECK(imported);
       CHECK(bytes_of_frames(e, held) == untouched);
       for (frame_id f : held) {
@@ -492,8 +492,14 @@ TEST_CASE_TEMPLATE("O08: an aborted request's pages are given to another one onl
 // The import still writes a page whose frame becomes hot rows, and the request ends: the frame has a job of its own then.
 TEST_CASE_TEMPLATE("O08: a frame is nobody's while an import into an earlier page of it is under way", S, EBB_SPACES) {
   auto const space = gated_space<S>{make_space<S>()};
-  engine_of<one_query, S> e{
-      space, {.frames = 6, .host_pages = 40, .requests = 2, .max_batch = 1, .max_tokens = 160, .hot_rows = 16}};
+  engine_of<one_query, S> e{space,
+                            {.frames = 6,
+                             .host_pages = 40,
+                             .requests = 2,
+                             .max_batch = 1,
+                             .max_tokens = 160,
+                             .hot_rows = 16,
+                             .steps_in_flight = 4}};
   session warm = e.start(16, 16);
   e.kv.finish(warm.id);
   idle(e, 2);
@@ -559,9 +565,9 @@ TEST_CASE_TEMPLATE("O08: a page that still comes back makes way only for what wa
                              .steps_in_flight = 1,
                              .refill_bytes = 0}};
   random_rows select{9};
-  session a = e.start(128, 96);
+  session a = e.start(128, 95);
   auto const taken = take_spare(e);
-  e.run_step({&a}, 1, 0, select);
+  e.run_step({&a}, 1, 1, select);
   REQUIRE(e.record(a).hot.size() == 1);
   e.kv.give(e.main, taken);
   idle(e, 2);
@@ -575,10 +581,10 @@ TEST_CASE_TEMPLATE("O08: a page that still comes back makes way only for what wa
   e.kv.release_whole(a.id);
   auto const rest = e.kv.collect(or_throw(e.kv.take(e.kv.pools().frames_free)));
   REQUIRE(rest);
-  ticket const end = e.run_step({&a}, 1, 1, select);
+  e.run_step({&a}, 1, 1, select);
   REQUIRE(e.page(a, 6).at.frame == coming);
   CHECK_FALSE(e.kv.reached(restore));
-  CHECK_FALSE(e.kv.reached(end));
+  CHECK_FALSE(space.reached(space.record(e.main)));
   side.open();
   space.finish_side();
   auto const newest = [](session const&, int, int, int column, std::int64_t rows) { return rows - 1 - column; };
@@ -587,8 +593,8 @@ TEST_CASE_TEMPLATE("O08: a page that still comes back makes way only for what wa
   CHECK(e.kv.counts().lost == 0);
 }
 
-// The partial page of a resumed request is on its way back when the engine writes the rows behind it.
-TEST_CASE_TEMPLATE("O06: published history is read behind the copy that brings its first page back", S, EBB_SPACES) {
+// The only page of a resumed request is on its way back when the engine writes the rows behind it.
+TEST_CASE_TEMPLATE("O06: published history is read behind the copy that brings its page back", S, EBB_SPACES) {
   auto const space = gated_space<S>{make_space<S>()};
   engine_of<one_query, S> e{space,
                             {.frames = 8,
@@ -598,7 +604,7 @@ TEST_CASE_TEMPLATE("O06: published history is read behind the copy that brings i
                              .max_tokens = 160,
                              .hot_rows = 16,
                              .steps_in_flight = 2}};
-  session a = e.start(64, 24);
+  session a = e.start(64, 8);
   idle(e);
   e.kv.preempt(a.id);
   idle(e, 2);
@@ -606,18 +612,17 @@ TEST_CASE_TEMPLATE("O06: published history is read behind the copy that brings i
   auto side = space.close_gate(space.side(), "restore");
   REQUIRE(e.kv.resume(a.id));
   REQUIRE(e.kv.ready(a.id));
-  ticket const restore = e.page(a, 1).busy;
+  ticket const restore = e.page(a, 0).busy;
   REQUIRE_FALSE(e.kv.reached(restore));
-  ticket const ready = e.kv.reserve_import(a.id, 32);
+  ticket const ready = e.kv.reserve_import(a.id, 16);
   CHECK_FALSE(e.kv.reached(ready));
   REQUIRE(e.kv.import_pages(a.id, source_id{0}).size() == 1);
-  e.kv.publish(a.id, 24 + 1);
-  a.versions.resize(24);
-  a.versions.push_back(0);
-  a.tokens = 25;
-  auto const old_rows = [](session const&, int, int, int column, std::int64_t) { return 16 + column; };
-  ticket const end = e.run_step({&a}, 1, 0, old_rows);
-  CHECK_FALSE(e.kv.reached(end));
+  e.kv.publish(a.id, 9);  // of which the test selects nothing
+  a.versions.resize(9);
+  a.tokens = 9;
+  auto const old_rows = [](session const&, int, int, int column, std::int64_t) { return column; };
+  e.run_step({&a}, 1, 0, old_rows);
+  CHECK_FALSE(space.reached(space.record(e.main)));
   side.open();
   e.settle();
 }
