@@ -116,7 +116,8 @@ template <class P, class S>
 void padding(S const& of) {
   using W = watched_space<S>;
   W const space{of};
-  // Sizes that no other array has, so that tables are known by them: 11 slots of 32 ways, of 16 in the set of ratio 2; 11 maps of 25 pages.
+  // Sizes that no other array has, so that tables are known by them: 11 slots of 32 ways, of 16 in the set of ratio 2, where some of the 24
+  // rows of a resolve go to staging; 11 maps of 25 pages.
   engine<P, W> e{space,
                  {.frames = 90, .host_pages = 250, .requests = 11, .max_batch = 8, .max_tokens = 400, .hot_rows = 32}};
   auto const of_size = [&](std::size_t bytes) {
@@ -139,9 +140,9 @@ void padding(S const& of) {
   std::vector<session*> who;
   for (session& s : all) who.push_back(&s);
 
-  auto const b = e.make_buffers(8, 2);
+  auto const b = e.make_buffers(8, 3);
   e.keep_buffers();
-  step s = e.begin(who, 2, 8);
+  step s = e.begin(who, 3, 8);
   e.fill(b, select);
   space.begin_capture(e.main);
   e.enqueue(s, b);
@@ -150,7 +151,7 @@ void padding(S const& of) {
   e.end(s, std::vector<int>(8, 1));
   e.settle();
   for (int i = 0; i < 5; ++i) {
-    s = e.begin(who, 2, 8);
+    s = e.begin(who, 3, 8);
     e.fill(b, select);
     space.launch(e.main, graph);
     e.end(s, std::vector<int>(8, 1));
@@ -161,7 +162,7 @@ void padding(S const& of) {
   for (int i = 5; i < 8; ++i) e.kv.finish(all[static_cast<std::size_t>(i)].id);
   who.resize(5);
   for (int i = 0; i < 3; ++i) newcomers.push_back(e.start(400, 200));
-  for (int i = 0; i < 2; ++i) e.run_step({&newcomers[0], &newcomers[1], &newcomers[2]}, 2, 1, select);
+  for (int i = 0; i < 2; ++i) e.run_step({&newcomers[0], &newcomers[1], &newcomers[2]}, 3, 1, select);
   e.settle();
   CHECK(newcomers[0].id.slot == 5);
   auto const written = [](std::vector<std::byte> const& bytes) {
@@ -197,7 +198,7 @@ void padding(S const& of) {
   for (int batch : {5, 0}) {
     CAPTURE(batch);
     who.resize(static_cast<std::size_t>(batch));
-    s = e.begin(who, 2, 8);
+    s = e.begin(who, 3, 8);
     e.fill(b, select);
     finish(space, e.main);
     auto const wide_before = others(space.look(wide), 11, batch);
@@ -219,7 +220,7 @@ void padding(S const& of) {
     auto const seen = [](counters const& c) {
       return c.tail_hits + c.lent_hits + c.hot_hits + c.misses + c.invalid + c.rejected;
     };
-    CHECK(seen(after) - seen(before) == static_cast<std::uint64_t>(batch * 2 * 2 * 8));  // queries · groups · top-k
+    CHECK(seen(after) - seen(before) == static_cast<std::uint64_t>(batch * 3 * 2 * 8));  // queries · groups · top-k
     if (batch == 0) CHECK(after.fetched_rows == before.fetched_rows);
     e.end(s, std::vector<int>(who.size(), 1));
     e.settle();  // fillers of padded rows, bytes of the others

@@ -655,8 +655,10 @@ TEST_CASE_TEMPLATE("O08: the engine is told to write behind the step that reads 
   CHECK_FALSE(e.kv.reached(ready));
   main.open();
   e.kv.wait(ready);
+  auto const own = space.make_stream();
   for (import_page const& page : e.kv.import_pages(c.id, source_id{0}))
-    space.run(space.make_stream(), 1, fill_body{page.frame, 16 * 64, std::byte{0xA5}});
+    space.run(own, 1, fill_body{page.frame, 16 * 64, std::byte{0xA5}});
+  finish(space, own);
   e.settle();
 }
 
