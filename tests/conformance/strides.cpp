@@ -200,7 +200,8 @@ TEST_CASE_TEMPLATE("O04: all bytes of a row arrive and none beside it, at every 
   CHECK(try_layouts<split_rows, S>() == 6);
 }
 
-/// Two sources that share a selection, a third of half as many rows, all in one reservation; 16 hot rows for 32 selected ones.
+/// Two sources that share a selection, a third of half as many rows, all in one reservation; 16 and 8 hot rows for 32
+/// selected ones.
 template <int InRow, int AtPageEnd>
 struct shared_arenas : policy_defaults {
   static constexpr row_segments row{InRow, AtPageEnd};
@@ -215,7 +216,7 @@ template <policy P, class S>
 void staged_and_replayed() {
   CAPTURE(P::row.total());
   engine<P, S> e{S{},
-                 {.frames = 17, .host_pages = 60, .requests = 2, .max_batch = 2, .max_tokens = 400, .hot_rows = 17}};
+                 {.frames = 13, .host_pages = 60, .requests = 2, .max_batch = 2, .max_tokens = 400, .hot_rows = 16}};
   session a = e.start(400, 190), b = e.start(400, 77);
   // 32 distinct rows of the oldest pages, then anything.
   auto const many = [](session const& s, int g, int query, int column, std::int64_t) -> std::int64_t {
