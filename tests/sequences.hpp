@@ -908,18 +908,22 @@ class trial {
       }
       case 3:
         must_refuse("take of no frames", [&] { (void)kv_->take(0); });
+        must_refuse("a ticket that nobody got", [&] { (void)kv_->reached(ticket{~0ull}); });
         break;
       case 4:
         must_refuse("give of a frame the engine does not have", [&] {
           frame_id f{g.below(model_.shape.frames + 2) - 1};
-          if (std::find(engine_frames_.begin(), engine_frames_.end(), f) != engine_frames_.end())
-            f = frame_id{-1};
+          if (std::find(engine_frames_.begin(), engine_frames_.end(), f) != engine_frames_.end()) f = frame_id{-1};
           kv_->give(main_, std::vector{f});
         });
+        if (!engine_frames_.empty())
+          must_refuse("give of a frame named twice", [&] { kv_->give(main_, std::vector(2, engine_frames_.front())); });
         break;
       case 5:
-        if (r != nullptr && !r->importing())
+        if (r != nullptr && !r->importing()) {
           must_refuse("publish without an import", [&] { kv_->publish(r->id, r->tokens + 1); });
+          must_refuse("import_pages without room", [&] { (void)kv_->import_pages(r->id, source_id{0}); });
+        }
         break;
       case 6:
         if (r != nullptr && !r->importing())
@@ -934,6 +938,7 @@ class trial {
           must_refuse("a second open step", [&] { kv_->begin_step(main_, {}); });
           must_refuse("end_step with too few",
                       [&] { kv_->end_step(main_, open_, std::vector<int>(batch_.size() + 1, 0)); });
+          must_refuse("resolve of no selection", [&] { kv_->resolve(main_, open_, group_id{0}, nullptr, {}); });
           if (!batch_.empty())
             must_refuse("end_step with too much",
                         [&] { kv_->end_step(main_, open_, std::vector<int>(batch_.size(), queries_ + 1)); });
@@ -961,6 +966,7 @@ class trial {
       default:
         if (r != nullptr && r->importing()) {
           must_refuse("preempt while importing", [&] { kv_->preempt(r->id); });
+          must_refuse("import of no rows", [&] { kv_->import(r->id, source_id{0}, {nullptr}); });
           must_refuse("truncate while importing", [&] { kv_->truncate(r->id, 0); });
           must_refuse("reserve while importing", [&] { kv_->reserve_import(r->id, r->tokens + 1); });
         }

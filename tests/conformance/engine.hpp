@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include "../spaces_under_test.hpp"
@@ -81,10 +82,9 @@ struct check_rows_body {
         if (want.row >= 0) t.add(wrong + wrong_place, 1u);
         continue;
       }
-      std::int64_t const at = address_of(entry);
       bool same = true;
       for (int i = 0; i < view.layout.row.total(); ++i)
-        same = same && *byte_at(view, at, i) == std::byte{byte_of(want, i)};
+        same = same && *byte_of_entry(entry, i) == std::byte{byte_of(want, i)};
       if (!same) t.add(wrong + (want.key == 0 ? wrong_filler : wrong_bytes), 1u);
     }
     if constexpr (metadata::packed) {
@@ -93,6 +93,15 @@ struct check_rows_body {
   }
 
  private:
+  /// Interleaved entries count rows, without page-end bytes, from the base of source 0.
+  template <class Entry>
+  EBB_FN std::byte const* byte_of_entry(Entry entry, int i) const {
+    if constexpr (std::is_same_v<metadata, interleaved>) {
+      return view.base - view.ordinal * view.host_layout.stride + std::int64_t{entry} * view.layout.row.in_row + i;
+    } else {
+      return byte_at(view, address_of(entry), i);
+    }
+  }
   EBB_FN std::int64_t address_of(std::int32_t entry) const { return entry; }
   EBB_FN std::int64_t address_of(std::byte const* entry) const {
     std::int64_t const offset = entry - view.base;
@@ -292,12 +301,13 @@ class engine {
   session name(request_id id, std::int64_t tokens_max) const {
     return {id, id.incarnation * 4096 + static_cast<std::uint32_t>(id.slot) + 1, tokens_max};
   }
-  /// Brings history up to `tokens` in; rows lie `padding` bytes apart.
-  void import(session& s, std::int64_t tokens, int padding = 0) {
-    kv.reserve_import(s.id, tokens);
+  /// Brings history up to `tokens` in; rows lie `padding` bytes apart. Returns when the engine could have written itself.
+  ticket import(session& s, std::int64_t tokens, int padding = 0) {
+    ticket const room = kv.reserve_import(s.id, tokens);
     for (int source = 0; source < kv.local().sources(); ++source) import_source(s, source, tokens, padding);
     kv.publish(s.id, tokens);
     s.tokens = tokens;
+    return room;
   }
   ticket import_source(session& s, int source, std::int64_t tokens, int padding = 0) {
     if (static_cast<std::int64_t>(s.versions.size()) < tokens || source == 0) {

@@ -265,6 +265,22 @@ struct sixty_layers : policy_defaults {
   }();
 };
 
+/// Arrays that a footprint does not count: they grow with neither top_k nor history nor hot rows.
+template <class P>
+std::int64_t small_arrays(geometry<P> const& g, int requests, int batch, int hot_rows) {
+  std::int64_t const rows = std::int64_t{batch} * P::max_queries;
+  int const widest = P::page_tokens / g.smallest_ratio();
+  std::int64_t const slots = staging_slots(staging_rows_for(g, hot_rows, -1), widest);
+  return g.sources() * static_cast<std::int64_t>(sizeof(source_view)) + (3 + g.sets()) * 4 +  // views, header
+         batch * static_cast<std::int64_t>(sizeof(row_record)) + batch * 4 +  // requests of the step, rows they plan
+         std::int64_t{requests} * 4 +                                         // committed lengths
+         rows * 4 *
+             (1 + ratio_count<P>)+  // bounds, write addresses
+             device_counts *
+             8 +                                                         //
+         batch * (std::max<std::int64_t>(slots, set_ways) - slots) * 4;  // a look reads a whole set
+}
+
 template <class P, class S>
 void predicted(S const& of) {
   using W = watched_space<S>;
@@ -273,7 +289,6 @@ void predicted(S const& of) {
     for (auto const& b : space.seen->device) bytes += static_cast<std::int64_t>(b.bytes);
     return bytes;
   };
-  std::int64_t const small = 8 << 10;  // arrays of a step that no prediction counts
   geometry<P> const g;
   {
     // A window of 62 pages on the GPU (992 rows at ratio 1), 625 in the host store (10,000): 5,000 tokens are welcome.
@@ -288,8 +303,7 @@ void predicted(S const& of) {
     CHECK(e.kv.pools().host_bytes == p.host);
     REQUIRE(space.seen->history.size() == 1);
     CHECK(static_cast<std::int64_t>(space.seen->history[0].bytes) == p.host);
-    CHECK(device_bytes(space) >= p.device());
-    CHECK(device_bytes(space) <= p.device() + small);
+    CHECK(device_bytes(space) == p.device() + small_arrays(g, 3, 2, 128));
     session a = e.start(5100, 5000);
     for (int i = 0; i < 2; ++i) e.run_step({&a}, P::max_queries, 1, random_rows{static_cast<std::uint32_t>(i)});
     e.settle();
@@ -324,7 +338,7 @@ void predicted(S const& of) {
   CHECK(kv.pools().host_bytes == plan.host_pages * plan.frame_bytes);
   CHECK(kv.pools().host_bytes <= in.host_bytes);
   CHECK(p.device() + n * plan.index_bytes <= in.gpu_bytes);
-  CHECK(device_bytes(space) <= in.gpu_bytes + small);
+  CHECK(device_bytes(space) == p.device() + small_arrays(g, n, n, 128));
   for (int i = 0; i < n; ++i) CHECK(kv.admit(1000));
   CHECK_FALSE(kv.admit(1000));
 }
@@ -427,6 +441,60 @@ struct bad_setting {
   sizes nearest;
 };
 
+/// What the planner says of the same sizes.
+template <class P>
+std::string planned(sizes const& s) {
+  try {
+    static_cast<void>(plan_for<P>({.gpu_bytes = 1 << 30,
+                                   .host_bytes = 1 << 30,
+                                   .history = 1,
+                                   .max_tokens = s.max_tokens,
+                                   .requests = s.requests,
+                                   .max_batch = s.max_batch,
+                                   .hot_rows = s.hot_rows,
+                                   .staging_rows = s.staging_rows,
+                                   .steps_in_flight = s.steps_in_flight}));
+    return "";
+  } catch (std::invalid_argument const& e) {
+    return e.what();
+  }
+}
+/// Constructor and planner accept these sizes, and refuse them with `which` moved by `by`.
+template <class P>
+void last_legal(sizes const& s, auto sizes::* which, int by) {
+  CHECK(refusal<P>(s) == "");
+  CHECK(planned<P>(s) == "");
+  sizes beyond = s;
+  beyond.*which += by;
+  CHECK(refusal<P>(beyond) != "");
+  CHECK(planned<P>(beyond) != "");
+}
+
+// The numbers are worked out by hand: 32 bits less position bits and two of use leave 4 for stamps, since two groups make two in a step.
+TEST_CASE("O51: planner and constructor have the same limits") {
+  sizes s{.frames = 60, .host_pages = 80, .requests = 1, .max_batch = 1, .max_tokens = 1 << 26, .hot_rows = 96};
+  last_legal<set_sizes>(s, &sizes::max_tokens, 1);
+  s.max_tokens = 1 << 28;
+  last_legal<set_sizes_lru>(s, &sizes::max_tokens, 1);
+  s.hot_rows = 241;
+  last_legal<no_staging>(s, &sizes::max_tokens, 1);
+  s.max_tokens = 512;
+  last_legal<no_staging>(s, &sizes::hot_rows, -1);
+  s.hot_rows = 81;
+  last_legal<set_sizes>(s, &sizes::hot_rows, -1);
+  last_legal<set_sizes_lru>(s, &sizes::hot_rows, -1);
+  s.staging_rows = 72;
+  last_legal<set_sizes>(s, &sizes::staging_rows, -1);
+  s.steps_in_flight = 64;
+  last_legal<set_sizes>(s, &sizes::steps_in_flight, 1);
+  s.max_batch = 1;
+  last_legal<set_sizes>(s, &sizes::max_batch, 1);
+  s.requests = 1 << 20;
+  CHECK(planned<set_sizes>(s) == "");  // slots of so many would take gigabytes
+  ++s.requests;
+  CHECK(planned<set_sizes>(s) == "requests is 1048577; legal: 0 to 1048576, 0 for as many as fit");
+}
+
 // Compile-time settings (P = 0, B = 0, G not dividing P, no K, more than 16 queries) are refused in tests/reject. A window comes with the
 // draft ring. A store smaller than one request is refused at admission, as a length above the maximum is.
 TEST_CASE("O51: a bad setting is refused with parameter, value and range, and the nearest legal one is accepted") {
@@ -466,6 +534,18 @@ TEST_CASE("O51: a bad setting is refused with parameter, value and range, and th
        with(&sizes::staging_rows, 72)},
       {"no staging", with(&sizes::staging_rows, 0), "staging_rows is 0; legal: at least 72",
        with(&sizes::staging_rows, 72)},
+      {"endless hot rows", with(&sizes::hot_rows, std::numeric_limits<int>::max()),
+       "hot_rows is 2147483647; legal: 0 to 16777216", good},
+      {"endless staging", with(&sizes::staging_rows, std::numeric_limits<int>::max()),
+       "staging_rows is 2147483647; legal: 0 to 16777216", with(&sizes::staging_rows, 72)},
+      {"endless steps", with(&sizes::steps_in_flight, std::numeric_limits<int>::max()),
+       "steps_in_flight is 2147483647; legal: 1 to 64", with(&sizes::steps_in_flight, 64)},
+      {"100 million requests", with(&sizes::requests, 100'000'000), "requests is 100000000; legal: up to 1048576",
+       good},
+      {"endless requests", with(&sizes::requests, std::numeric_limits<int>::max()),
+       "requests is 2147483647; legal: up to 1048576", good},
+      {"endless tokens", with(&sizes::max_tokens, std::numeric_limits<std::int64_t>::max()),
+       "max_tokens is 9223372036854775807; legal: up to 67108864", good},
       {"staging of -2", with(&sizes::staging_rows, -2), "staging_rows is -2; legal: 0 to 16777216, or -1",
        with(&sizes::staging_rows, -1)},
       {"first layer", with(&sizes::layers, layer_range{2, 1}), "layers.first is 2; legal: 0 to 1",

@@ -68,6 +68,26 @@ std::byte* host_page(Engine const& e, host_page_id at) {
   return v.host + index(at) * v.host_layout.stride;
 }
 
+/// Frames of a request's pages and hot rows.
+template <class Engine>
+std::vector<frame_id> frames_held(Engine const& e, session const& s) {
+  std::vector<frame_id> frames = e.record(s).hot;
+  for (page_record const& p : e.record(s).pages) {
+    if (p.at.frame != frame_id::none) frames.push_back(p.at.frame);
+  }
+  return frames;
+}
+/// The first source's bytes of some frames as they are now.
+template <class Engine>
+std::vector<std::byte> bytes_of_frames(Engine const& e, std::vector<frame_id> const& frames) {
+  source_view const& v = e.kv.view(source_id{0});
+  std::size_t const page = static_cast<std::size_t>(v.layout.payload());
+  std::vector<std::byte> bytes(frames.size() * page);
+  for (std::size_t i = 0; i < frames.size(); ++i)
+    e.space.peek(bytes.data() + i * page, v.base + index(frames[i]) * v.layout.stride, page);
+  return bytes;
+}
+
 // Scratch growth has no path of its own here: a page for scratch is a page of the tail. Paths: admission, growth of the tail, refill,
 // import, and the engine's own take. The pool has no frame but A's when they are asked.
 enum class path { admission, take, growth, import, refill };
@@ -370,6 +390,7 @@ TEST_CASE_TEMPLATE("O08: an aborted request's pages are given to another one onl
                                                      : 64);
     std::optional<decltype(space.close_gate(e.main, ""))> gate;
     bool open = false;
+    ticket last = ticket::none;
     step now{};
     if (what == during::import) {
       session warm = e.start(16, 16);  // so that the side stream is known
@@ -415,8 +436,10 @@ TEST_CASE_TEMPLATE("O08: an aborted request's pages are given to another one onl
     }
     CHECK(busy.size() == (what == during::import ? 4 : what == during::backup ? 1 : what == during::refill ? 2 : 0));
     if (open && what == during::fetch) e.kv.abort(a.id);
-    if (open) e.end(now, {1});
+    std::vector<frame_id> const held = frames_held(e, a);
+    if (open) last = e.end(now, {1});
     if (!open || what == during::commit) e.kv.abort(a.id);
+    auto const untouched = bytes_of_frames(e, held);
     CHECK_THROWS_AS(e.kv.abort(a.id), std::invalid_argument);
     CHECK(out_of_balance(e.kv) == "");
     CHECK(e.kv.pools().running == 0);
@@ -428,13 +451,25 @@ TEST_CASE_TEMPLATE("O08: an aborted request's pages are given to another one onl
     if (admitted) {
       b = e.name(*admitted, 64);
       if (e.kv.ready(b.id)) {
-        e.import(b, 63);  // ordered behind whatever still uses the frames
+        ticket const room = e.import(b, 63);  // ordered behind whatever still uses the frames
+        if (open) CHECK(room >= last);
+        if (open) CHECK_FALSE(e.kv.reached(room));
         imported = true;
       }
       for (frame_id f : busy) CHECK(e.kv.allocator().book().frames[f].state == frame_state::revoking);
       if (what == during::import) CHECK_FALSE(imported);
     }
     CHECK(out_of_balance(e.kv) == "");
+    if (open) {  // hot rows and tail: B may have the frames already, its rows come behind the step
+      CHECK(held.size() == (what == during::fetch ? 4 : 5));
+      CHECK(imported);
+      CHECK(bytes_of_frames(e, held) == untouched);
+      for (frame_id f : held) {
+        frame_record const& frame = e.kv.allocator().book().frames[f];
+        CHECK(frame.state != frame_state::free);
+        CHECK_FALSE(e.kv.reached(frame.after));
+      }
+    }
     gate->open();
     idle(e, 2);
     if (!admitted) b = e.name(or_throw(e.kv.admit(64, 64)), 64);
@@ -450,6 +485,181 @@ TEST_CASE_TEMPLATE("O08: an aborted request's pages are given to another one onl
     CHECK(end.host_pages_free == free_at_start.host_pages_free);
     CHECK(end.frames_revoking == 0);
   }
+}
+
+// Directed at single waits: each of these holds where one line of the ledger is as it is.
+
+// The import still writes a page whose frame becomes hot rows, and the request ends: the frame has a job of its own then.
+TEST_CASE_TEMPLATE("O08: a frame is nobody's while an import into an earlier page of it is under way", S, EBB_SPACES) {
+  auto const space = gated_space<S>{make_space<S>()};
+  engine_of<one_query, S> e{space,
+                            {.frames = 6,
+                             .host_pages = 40,
+                             .requests = 2,
+                             .max_batch = 1,
+                             .max_tokens = 160,
+                             .hot_rows = 16,
+                             .steps_in_flight = 4}};
+  session warm = e.start(16, 16);
+  e.kv.finish(warm.id);
+  idle(e, 2);
+  session a = e.start(128);
+  auto side = space.close_gate(space.side(), "population");
+  e.import(a, 96);
+  take_id const one = or_throw(e.kv.take(1));
+  REQUIRE(e.record(a).hot.size() == 1);
+  frame_id const hot = e.record(a).hot.front();
+  REQUIRE_FALSE(e.kv.reached(e.kv.allocator().book().frames[hot].copies));
+  e.kv.finish(a.id);
+  take_id const rest = or_throw(e.kv.take(5));
+  for (int i = 0; i < 3; ++i) {
+    CHECK_FALSE(e.kv.collect(one));
+    CHECK_FALSE(e.kv.collect(rest));
+    CHECK(e.kv.allocator().book().frames[hot].state == frame_state::revoking);
+    e.end(e.begin({}), {});
+  }
+  side.open();
+  idle(e, 2);
+  CHECK(e.kv.collect(one));
+  CHECK(e.kv.collect(rest));
+  CHECK(out_of_balance(e.kv) == "");
+}
+
+// A's backup reads its frame and writes the host page; B holds the page after A and never uses it; C is told to wait for A's backup.
+TEST_CASE_TEMPLATE("O08: a host page keeps what an earlier holder still does, whoever held it since", S, EBB_SPACES) {
+  auto const space = gated_space<S>{make_space<S>()};
+  engine_of<one_query, S> e{
+      space, {.frames = 6, .host_pages = 8, .requests = 2, .max_batch = 1, .max_tokens = 64, .hot_rows = 16}};
+  random_rows select{8};
+  session a = e.start(16, 15);
+  auto side = space.close_gate(space.side(), "backup");
+  e.run_step({&a}, 1, 1, select);
+  host_page_id const at = e.page(a, 0).at.host;
+  ticket const backup = e.page(a, 0).busy;
+  REQUIRE_FALSE(e.kv.reached(backup));
+  e.kv.finish(a.id);
+  for (int i = 0; i < 3; ++i) {
+    session c = e.start(16);
+    ticket const ready = e.kv.reserve_import(c.id, 16);
+    REQUIRE(e.page(c, 0).at.host == at);
+    CHECK(ready >= backup);
+    CHECK_FALSE(e.kv.reached(ready));
+    e.kv.abort(c.id);
+  }
+  side.open();
+  idle(e, 2);
+  CHECK(e.kv.reached(backup));
+}
+
+// Three pages come back behind the gate and are loans the moment the request is not required whole; the first of them makes way for the
+// page that the step writes.
+TEST_CASE_TEMPLATE("O08: a page that still comes back makes way only for what waits for it", S, EBB_SPACES) {
+  auto const space = gated_space<S>{make_space<S>()};
+  engine_of<one_query, S> e{space,
+                            {.frames = 9,
+                             .host_pages = 40,
+                             .requests = 2,
+                             .max_batch = 1,
+                             .max_tokens = 160,
+                             .hot_rows = 16,
+                             .steps_in_flight = 1,
+                             .refill_bytes = 0}};
+  random_rows select{9};
+  session a = e.start(128, 95);
+  auto const taken = take_spare(e);
+  e.run_step({&a}, 1, 1, select);
+  REQUIRE(e.record(a).hot.size() == 1);
+  e.kv.give(e.main, taken);
+  idle(e, 2);
+  auto side = space.close_gate(space.side(), "restore");
+  REQUIRE(e.kv.require_whole(a.id));
+  REQUIRE(e.kv.ready(a.id));
+  REQUIRE_FALSE(e.page(a, 0).mapped);
+  frame_id const coming = e.page(a, 0).at.frame;
+  REQUIRE(coming != frame_id::none);
+  ticket const restore = e.page(a, 0).busy;
+  e.kv.release_whole(a.id);
+  auto const rest = e.kv.collect(or_throw(e.kv.take(e.kv.pools().frames_free)));
+  REQUIRE(rest);
+  e.run_step({&a}, 1, 1, select);
+  REQUIRE(e.page(a, 6).at.frame == coming);
+  CHECK_FALSE(e.kv.reached(restore));
+  CHECK_FALSE(space.reached(space.record(e.main)));
+  side.open();
+  space.finish_side();
+  auto const newest = [](session const&, int, int, int column, std::int64_t rows) { return rows - 1 - column; };
+  e.run_step({&a}, 1, 1, newest);
+  e.settle();
+  CHECK(e.kv.counts().lost == 0);
+}
+
+// The only page of a resumed request is on its way back when the engine writes the rows behind it.
+TEST_CASE_TEMPLATE("O06: published history is read behind the copy that brings its page back", S, EBB_SPACES) {
+  auto const space = gated_space<S>{make_space<S>()};
+  engine_of<one_query, S> e{space,
+                            {.frames = 8,
+                             .host_pages = 40,
+                             .requests = 2,
+                             .max_batch = 1,
+                             .max_tokens = 160,
+                             .hot_rows = 16,
+                             .steps_in_flight = 2}};
+  session a = e.start(64, 8);
+  idle(e);
+  e.kv.preempt(a.id);
+  idle(e, 2);
+  poison(e, frames_in(e, frame_state::free));
+  auto side = space.close_gate(space.side(), "restore");
+  REQUIRE(e.kv.resume(a.id));
+  REQUIRE(e.kv.ready(a.id));
+  ticket const restore = e.page(a, 0).busy;
+  REQUIRE_FALSE(e.kv.reached(restore));
+  ticket const ready = e.kv.reserve_import(a.id, 16);
+  CHECK_FALSE(e.kv.reached(ready));
+  REQUIRE(e.kv.import_pages(a.id, source_id{0}).size() == 1);
+  e.kv.publish(a.id, 9);  // of which the test selects nothing
+  a.versions.resize(9);
+  a.tokens = 9;
+  auto const old_rows = [](session const&, int, int, int column, std::int64_t) { return column; };
+  e.run_step({&a}, 1, 0, old_rows);
+  CHECK_FALSE(space.reached(space.record(e.main)));
+  side.open();
+  e.settle();
+}
+
+// X leaves its frames while a step reads them; they are C's at once, and its host pages are fresh.
+TEST_CASE_TEMPLATE("O08: the engine is told to write behind the step that reads a frame's earlier page", S,
+                   EBB_SPACES) {
+  auto const space = gated_space<S>{make_space<S>()};
+  engine_of<one_query, S> e{space,
+                            {.frames = 4,
+                             .host_pages = 40,
+                             .requests = 2,
+                             .max_batch = 1,
+                             .max_tokens = 64,
+                             .hot_rows = 16,
+                             .steps_in_flight = 2}};
+  random_rows select{10};
+  session x = e.start(64, 48);
+  idle(e);
+  auto main = space.close_gate(e.main, "step");
+  ticket const end = e.run_step({&x}, 1, 0, select);
+  std::vector<int> const old = frames_of(e, x);
+  e.kv.preempt(x.id);
+  session c = e.name(or_throw(e.kv.admit(64, 64)), 64);
+  REQUIRE(e.kv.ready(c.id));
+  ticket const ready = e.kv.reserve_import(c.id, 64);
+  std::vector<int> const now = frames_of(e, c);
+  REQUIRE(std::is_permutation(now.begin(), now.end(), old.begin(), old.end()));
+  CHECK(ready == end);
+  CHECK_FALSE(e.kv.reached(ready));
+  main.open();
+  e.kv.wait(ready);
+  auto const own = space.make_stream();
+  for (import_page const& page : e.kv.import_pages(c.id, source_id{0}))
+    space.run(own, 1, fill_body{page.frame, 16 * 64, std::byte{0xA5}});
+  finish(space, own);
+  e.settle();
 }
 
 /// Retracts the newest of six requests that fill the required pool, lets others use its frames for ten steps, and brings it back.

@@ -200,6 +200,49 @@ TEST_CASE_TEMPLATE("O04: all bytes of a row arrive and none beside it, at every 
   CHECK(try_layouts<split_rows, S>() == 6);
 }
 
+/// Two sources that share a selection, a third of half as many rows, all in one reservation; 16 and 8 hot rows for 32
+/// selected ones.
+template <int InRow, int AtPageEnd>
+struct shared_arenas : policy_defaults {
+  static constexpr row_segments row{InRow, AtPageEnd};
+  static constexpr int page_tokens = 16;
+  static constexpr int top_k = 8;
+  static constexpr int max_queries = 4;
+  static constexpr std::array<layer_binding, 3> layers{{{0, 0}, {0, 1}, {1, 2}}};
+  static constexpr std::array<int, 3> ratios{1, 1, 2};
+};
+
+template <policy P, class S>
+void staged_and_replayed() {
+  CAPTURE(P::row.total());
+  engine<P, S> e{S{},
+                 {.frames = 13, .host_pages = 60, .requests = 2, .max_batch = 2, .max_tokens = 400, .hot_rows = 16}};
+  session a = e.start(400, 190), b = e.start(400, 77);
+  // 32 distinct rows of the oldest pages, then anything.
+  auto const many = [](session const& s, int g, int query, int column, std::int64_t) -> std::int64_t {
+    return (query * 8 + column) * (s.tokens > 100 && g == 0 ? 3 : 1);
+  };
+  random_rows select{4};
+  for (int i = 0; i < 12; ++i) {
+    if (i % 2 == 0) e.run_step({&a, &b}, 4, 3, many);
+    if (i % 2 == 1) e.run_step({&a, &b}, 4, 2, select);
+  }
+  e.settle();
+  counters const c = e.kv.counts();
+  CHECK(c.staged_rows > 0);
+  CHECK(c.hot_hits > 0);
+  CHECK(c.lost == 0);
+}
+
+// Staging lies behind all arenas and has an address from each of them; a replay names the same row there in another plane.
+TEST_CASE_TEMPLATE("O04: staged and replayed rows of arenas that share a reservation are whole and aligned", S,
+                   EBB_STRICT_SPACES) {
+  staged_and_replayed<shared_arenas<576, 8>, S>();
+  staged_and_replayed<shared_arenas<656, 0>, S>();
+  staged_and_replayed<shared_arenas<890, 0>, S>();
+  staged_and_replayed<shared_arenas<100, 12>, S>();
+}
+
 TEST_CASE_TEMPLATE("O04: a frame stride that breaks the alignment of rows is refused with both numbers", S,
                    EBB_SPACES) {
   auto const space = make_space<S>();
