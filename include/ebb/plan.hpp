@@ -80,10 +80,12 @@ constexpr void check_inputs(geometry<P> const& g, plan_inputs const& in) {
   check("steps_in_flight", in.steps_in_flight, 1, most_steps);
 
   if (!P::tiers::caches) return;
-  check("hot_rows", in.hot_rows, fewest_hot_rows(g), most_rows, P::tiers::stages ? ", for top_k rows in every table" : ", for max_queries * top_k rows in every table");
+  check("hot_rows", in.hot_rows, fewest_hot_rows(g), most_rows,
+        P::tiers::stages ? ", for top_k rows in every table" : ", for max_queries * top_k rows in every table");
   if (P::tiers::stages && in.staging_rows != -1)
-    check("staging_rows", in.staging_rows, default_staging_rows(P::max_queries, P::top_k, smallest_ways(g, in.hot_rows)),
-          most_rows, ", for max_queries * top_k rows with the hot rows");
+    check("staging_rows", in.staging_rows,
+          default_staging_rows(P::max_queries, P::top_k, smallest_ways(g, in.hot_rows)), most_rows,
+          ", for max_queries * top_k rows with the hot rows");
 }
 
 /// What fits.

@@ -217,9 +217,10 @@ constexpr bool check_policy() {
                 "ebb policy: `page_multiple` is not positive; 1 means page strides without padding");
   static_assert(P::candidate_pool == 0 || P::candidate_pool >= P::top_k,
                 "ebb policy: `candidate_pool` is smaller than `top_k`; announce none (0) or at least top_k positions");
-  static_assert(P::tiers::legal,
-                "ebb policy: `tiers` must name one or more backing tiers last, and at most one each of lent_pages, a row cache "
-                "and staging_rows before it");
+  static_assert(
+      P::tiers::legal,
+      "ebb policy: `tiers` must name one or more backing tiers last, and at most one each of lent_pages, a row cache "
+      "and staging_rows before it");
   static_assert(
       !P::tiers::stages || P::tiers::caches,
       "ebb policy: `tiers` has staging_rows without a row cache; what is staged is what the cache cannot hold");

@@ -75,8 +75,7 @@ class promises {
     return t;
   }
   void check(hold_id id) const {
-    require(holds_.contains(id), "hold", static_cast<long long>(id),
-            "a hold that was given and not used or released");
+    require(holds_.contains(id), "hold", static_cast<long long>(id), "a hold that was given and not used or released");
   }
 
   reservation all_;

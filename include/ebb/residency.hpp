@@ -81,8 +81,12 @@ class residency {
   /// Promises room to a queued request: other admissions leave it alone and refill never takes its frames. Holds are
   /// served in the order in which they were given: room that an older one keeps is not a younger one's.
   /// Returns: a shortage where it can never be had.
-  outcome<hold_id> hold(std::int64_t tokens_max) { return allocator_.hold(tokens_max); }
-  void release(hold_id id) { allocator_.release(id); }
+  outcome<hold_id> hold(std::int64_t tokens_max) {
+    return decided([&] { return allocator_.hold(tokens_max); });
+  }
+  void release(hold_id id) {
+    decided([&] { allocator_.release(id); });
+  }
 
   /// Frames for the engine's own use. `collect` hands them over once earlier readers and writers are done, by
   /// begin_step's progress.

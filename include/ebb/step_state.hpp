@@ -100,7 +100,7 @@ template <policy P>
 struct addresses_body {
   step_ref<P> step;
   int queries;
-  int stride;               ///< max_batch · max_queries
+  int stride;                  ///< max_batch · max_queries
   int ratios[ratio_count<P>];  ///< distinct ratios, rising
 
   EBB_BODY

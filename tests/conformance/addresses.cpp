@@ -83,16 +83,17 @@ TEST_CASE_TEMPLATE("O03: rows beyond 2 and 4 GiB are exact in frames, hot rows, 
       auto const store = far_memory(space, static_cast<std::size_t>(host_pages * page_bytes), false);
       CHECK((at.frames * at.stride > 4'831'838'208 || at.stride > page_bytes));
       std::vector<arena_view> const arenas{{arena.get(), at.stride, (at.frames + 4) * at.stride}};
-      engine<wide_rows, gated_space<S>> e{space,
-                                          {.frames = at.frames,
-                                           .host_pages = host_pages,
-                                           .requests = 2,
-                                           .max_batch = 2,
-                                           .max_tokens = 64 * (long_pages + 1),
-                                           .hot_rows = 128,
-                                           .refill_bytes = 0,
-                                           .arenas = arenas,
-                                           .host_memory = {store.get(), static_cast<std::size_t>(host_pages * page_bytes)}}};
+      engine<wide_rows, gated_space<S>> e{
+          space,
+          {.frames = at.frames,
+           .host_pages = host_pages,
+           .requests = 2,
+           .max_batch = 2,
+           .max_tokens = 64 * (long_pages + 1),
+           .hot_rows = 128,
+           .refill_bytes = 0,
+           .arenas = arenas,
+           .host_memory = {store.get(), static_cast<std::size_t>(host_pages * page_bytes)}}};
       auto frames = *e.kv.collect(or_throw(e.kv.take(at.frames)));
       std::sort(frames.begin(), frames.end());
       auto const give = [&](std::vector<int> const& numbers) {
@@ -196,8 +197,7 @@ TEST_CASE_TEMPLATE("O03: rows beyond 2 and 4 GiB are exact in frames, hot rows, 
 TEST_CASE_TEMPLATE("O03: more rows than an int32 address can name are refused", S, EBB_SPACES) {
   auto const space = make_space<S>();
   shared_array<std::byte> nothing{space, 64};
-  std::vector<arena_view> const arenas{
-      {nothing.data(), 16'384 * row_bytes, std::numeric_limits<std::int64_t>::max()}};
+  std::vector<arena_view> const arenas{{nothing.data(), 16'384 * row_bytes, std::numeric_limits<std::int64_t>::max()}};
   sizes given{.frames = 131'072,
               .host_pages = 4,
               .requests = 1,

@@ -181,7 +181,8 @@ TEST_CASE_TEMPLATE("O02: layers packed into one slab keep their own rows on ever
     space.run(stream, 1, fill_body{slab.get(), 6 * layer_stride, std::byte{0xC7}});
     finish(space, stream);
     std::vector<arena_view> arenas;
-    for (int layer = 0; layer < 6; ++layer) arenas.push_back({slab.get() + layer * layer_stride, 16 * 96, layer_stride});
+    for (int layer = 0; layer < 6; ++layer)
+      arenas.push_back({slab.get() + layer * layer_stride, 16 * 96, layer_stride});
 
     engine<many_layers, gated_space<S>> e{space,
                                           {.frames = frames,

@@ -33,8 +33,8 @@ struct interleaved {
       require(v.layout.rows == first.layout.rows && v.layout.stride == layers * page &&
                   layers >= static_cast<std::int64_t>(views.size()) && v.base == first.base + v.ordinal * page,
               "metadata: interleaved, arena of source", v.ordinal,
-              "borrowed, of one ratio, page k of a block being source k's: base ", page, " bytes behind the one before, ",
-              "frame_stride a multiple of that");
+              "borrowed, of one ratio, page k of a block being source k's: base ", page,
+              " bytes behind the one before, ", "frame_stride a multiple of that");
     }
     require(rows * layers <= std::numeric_limits<std::int32_t>::max(), "metadata: interleaved, rows", rows,
             "few enough for int32 indices over ", layers, " layers");
