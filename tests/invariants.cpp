@@ -553,4 +553,51 @@ TEST_CASE_TEMPLATE("I12: captured steps attend to the same bytes as eager ones, 
   }
 }
 
+/// Eight groups that read one source, each with its own selection.
+struct counted : policy_defaults {
+  static constexpr row_segments row{16};
+  static constexpr int page_tokens = 16;
+  static constexpr int top_k = 8;
+  static constexpr std::array<layer_binding, 8> layers{
+      {{0, 0}, {1, 0}, {2, 0}, {3, 0}, {4, 0}, {5, 0}, {6, 0}, {7, 0}}};
+  static constexpr std::array<int, 1> ratios{1};
+  using keep = most_selected;
+};
+
+// A page of which eight neighbouring rows are selected in every group and step counts like any other: one use in 16. Reports halve what
+// they report.
+TEST_CASE("use counts sample every page alike, in every period") {
+  serial_space const space;
+  auto const main = space.make_stream();
+  residency<counted, serial_space> kv{
+      space, {.frames = 24, .host_pages = 24, .requests = 1, .max_batch = 1, .max_tokens = 320, .hot_rows = 16}};
+  request_id const id = or_throw(kv.admit(320, 319));
+  std::vector<std::byte> rows(319 * 16);
+  kv.reserve_import(id, 319);
+  kv.wait(kv.import(id, source_id{0}, {rows.data()}));
+  kv.publish(id, 319);
+  constexpr int period = defaults::use_period;
+  constexpr int expected = period * 8 * counted::top_k / defaults::use_sample;
+  std::vector<std::int32_t> selection(counted::top_k), entries(counted::top_k);
+  for (int const page : {0, 3, 9, 12, 18}) {
+    CAPTURE(page);
+    std::iota(selection.begin(), selection.end(), page * counted::page_tokens + 3);
+    std::uint32_t before = 0;
+    for (int i = 0; i <= 8 * period; ++i) {
+      step const now = kv.begin_step(main, {std::vector{id}});
+      if (i > 0 && i % period == 0) {
+        std::uint32_t const reported = kv.allocator().book().at(id.slot).uses[static_cast<std::size_t>(page)];
+        CHECK(reported - before / 2 > expected / 2);
+        CHECK(reported - before / 2 < 3 * expected / 2);
+        before = reported;
+      }
+      bool const last = i == 8 * period;
+      kv.addresses(main, now);
+      for (int g = 0; g < 8 && !last; ++g) kv.resolve(main, now, group_id{g}, selection.data(), {entries.data()});
+      kv.end_step(main, now, std::vector{0});
+    }
+    for (int i = 1; i < period; ++i) kv.end_step(main, kv.begin_step(main, {std::vector{id}}), std::vector{0});
+  }
+}
+
 }  // namespace invariants_test

@@ -243,8 +243,7 @@ TEST_CASE("a short request is simply whole") {
 }
 
 TEST_CASE("without a row cache every request is whole and has no tables") {
-  auto const plan = plan_for<without_cache>(
-      {.gpu_bytes = gib, .host_bytes = gib, .history = 6400, .max_tokens = 6400, .hot_rows = 96});
+  auto const plan = plan_for<without_cache>({.gpu_bytes = gib, .host_bytes = gib, .history = 6400, .max_tokens = 6400});
   CHECK(plan.required_frames == 200);
   CHECK(plan.slot_bytes == 200 * 8);      // the map
   CHECK(plan.step_bytes == 32 * 2 * 40);  // lists

@@ -36,7 +36,7 @@ struct arena_sizes {
   std::span<std::byte> host_memory = {};
 };
 
-/// Owns or borrows all row memory of an instance. Move-only through its memory handles.
+/// Owns or borrows all row memory of an instance.
 /// Owned: `[arena of source 0] … [staging planes]` in one reservation, so that a staged row has a row address from
 /// every source's base. Borrowed: every arena holds, behind its frames, one that is zeroed here where the metadata is
 /// packed, and staging frames of its own.

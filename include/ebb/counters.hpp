@@ -141,7 +141,7 @@ void for_each_value(gauges const& g, F f) {
   f("frames_wanted", "frames that pending calls wait for", g.frames_wanted);
   f("frames_held", "frames promised to holds", g.frames_held);
   f("host_pages_held", "host pages promised to holds", g.host_pages_held);
-  f("gpu_bytes", "bytes of GPU memory for rows", g.gpu_bytes);
+  f("gpu_bytes", "bytes of GPU memory that it owns for rows", g.gpu_bytes);
   f("host_bytes", "bytes of the host store", g.host_bytes);
 }
 

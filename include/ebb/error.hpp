@@ -26,8 +26,8 @@ constexpr char const* name(pool p) {
   }
 }
 
-/// Not enough of `pool`: what the call wanted, and what is promised to nobody else, loans included. `revocable`: frames
-/// that are lent or being filled.
+/// Not enough of `pool`: what the call wanted, and what is promised to nobody else, loans included; where it can never
+/// fit, all there is. `revocable`: frames that are lent or being filled.
 struct shortage {
   ebb::pool pool;
   long long wanted;

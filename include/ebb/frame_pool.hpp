@@ -29,7 +29,7 @@ struct frame_record {
       false;  ///< revoking: all of that work is in the main stream, so its later work may use the frame at once
 };
 
-/// Keeps the state of every frame and the counts of each state (invariant I7). Host only, no locks: one control thread.
+/// Keeps the state of every frame and the counts of each state. Host only, no locks: one control thread.
 class frame_pool {
  public:
   static constexpr std::int32_t handed_over = -2;  ///< page of a taken frame that the engine has collected

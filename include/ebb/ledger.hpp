@@ -92,8 +92,7 @@ struct move_counts {
                 forced_waits = 0;
 };
 
-/// Records and their primitive moves. Decisions are `loan_allocator`'s. Host only, one control thread, no allocation
-/// beyond vectors.
+/// Records and their primitive moves. Decisions are `loan_allocator`'s. Host only, one control thread.
 class ledger {
  public:
   ledger(int frames, int host_pages, int requests, int run, int page_tokens)

@@ -36,7 +36,6 @@ class loan_allocator {
   promises const& promised() const { return promises_; }
   /// Frames that pending calls still wait for.
   int outstanding() const { return outstanding_; }
-  int spare() const { return seats_.spare(); }
 
   // ---- admission
 
@@ -146,6 +145,7 @@ class loan_allocator {
 
   /// Turns taken frames, written by the engine, into pages behind the committed ones. Requires: check_adopt.
   void adopt(request_record& r, std::span<frame_id const> frames, std::int64_t tokens, ticket written) {
+    drop_uncommitted(r);
     book().wait_main(written);
     for (frame_id f : frames) {
       book().append(r);
@@ -237,9 +237,10 @@ class loan_allocator {
     serve();
   }
 
-  outcome<request_id> resume(request_record& r, std::int64_t tokens) {
+  outcome<request_id> resume(request_record& r, std::int64_t tokens, hold_id hold) {
     reservation const need{need_of(r.tokens_max).frames, 0};
-    if (auto no = lacking(need, hold_id::none)) return refuse(*no);
+    if (auto no = lacking(need, hold)) return refuse(*no);
+    release(hold);
     promises_.give(need);
     r.phase = phase::waiting;
     r.reserve = need.frames;

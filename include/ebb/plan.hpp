@@ -79,7 +79,8 @@ constexpr void check_inputs(geometry<P> const& g, plan_inputs const& in) {
   check("max_batch", in.max_batch, 0, in.requests > 0 ? in.requests : most_requests, ", 0 for all requests");
   check("steps_in_flight", in.steps_in_flight, 1, most_steps);
 
-  if (!P::tiers::caches) return;
+  if (!P::tiers::stages) check("staging_rows", in.staging_rows, -1, 0, ", where the tiers have no staging_rows");
+  if (!P::tiers::caches) return check("hot_rows", in.hot_rows, 0, 0, ", where the tiers have no row cache");
   check("hot_rows", in.hot_rows, fewest_hot_rows(g), most_rows,
         P::tiers::stages ? ", for top_k rows in every table" : ", for max_queries * top_k rows in every table");
   if (P::tiers::stages && in.staging_rows != -1)

@@ -84,6 +84,7 @@ class residency {
   outcome<hold_id> hold(std::int64_t tokens_max) {
     return decided([&] { return allocator_.hold(tokens_max); });
   }
+  /// Gives a hold up. Throws: std::invalid_argument for one that was used or released.
   void release(hold_id id) {
     decided([&] { allocator_.release(id); });
   }
@@ -153,8 +154,7 @@ class residency {
     request_record& r = idle_record(id, "adopt");
     require(r.phase == phase::running && r.reserved == r.tokens, "adopt: request", r.id.slot,
             "one that is ready and without an import under way");
-    require(r.tokens % P::page_tokens == 0 && static_cast<int>(r.pages.size()) == book().pages_of(r.tokens),
-            "adopt: committed tokens", r.tokens, "a multiple of page_tokens without scratch behind it");
+    require(r.tokens % P::page_tokens == 0, "adopt: committed tokens", r.tokens, "a multiple of page_tokens");
     require(tokens > r.tokens && tokens <= r.tokens_max &&
                 book().pages_of(tokens) - book().pages_of(r.tokens) == static_cast<int>(frames.size()),
             "adopt: tokens", tokens, "as many as fill ", frames.size(), " frames behind ", r.tokens,
@@ -167,8 +167,11 @@ class residency {
   // ---- a step
 
   /// Decides who keeps what for this step and uploads it. `progress`: decisions see copies up to this ticket (default:
-  /// all that are done); ranks that pass the same value decide the same. Throws: std::invalid_argument for a batch it
-  /// refuses; nothing changed then.
+  /// all that are done); ranks that pass the same value decide the same.
+  /// Stream: whatever `on` gets from here on is ordered behind the step before, whose stream may be another one.
+  /// Throws: std::invalid_argument for a batch it refuses, nothing changed then; `frames_refused` where a request lacks a
+  /// frame because the space refused the copies that would free or fill one: no step is open then, and the call may be
+  /// repeated.
   step begin_step(stream on, batch const& b, std::optional<ticket> progress = {}) {
     check_sound();
     check_batch(on, b);
@@ -179,7 +182,6 @@ class residency {
     enqueued([&] { limit_steps(); });
     return guarded([&] {
       advance(progress);
-      begun_on_ = on;
       allocator_.settle();
       for (request_id id : b.requests) {
         request_record& r = book().at(id.slot);
@@ -192,6 +194,8 @@ class residency {
                b.padded == 0 ? static_cast<int>(b.requests.size()) : b.padded, b.queries};
       batch_.assign(b.requests.begin(), b.requests.end());
       resolved_.assign(static_cast<std::size_t>(geometry_.groups()), {});
+      begun_on_ = on;
+      if (!unfinished_.empty()) space_.wait(on, unfinished_.back());  // of another stream, perhaps
       tables_.upload(on, open_, batch_, copies_);
       allocator_.open_step();
       return open_;
@@ -294,12 +298,12 @@ class residency {
     at_end_of_step({id, waiting_call::preempt, 0});
   }
   /// Brings a preempted request back, `tokens` (default: its committed length) being what it will hold soon. May be
-  /// pending: `ready`.
-  outcome<request_id> resume(request_id id, std::int64_t tokens = -1) {
+  /// pending: `ready`. `hold`: a promise made earlier, used up.
+  outcome<request_id> resume(request_id id, std::int64_t tokens = -1, hold_id hold = hold_id::none) {
     request_record& r = idle_record(id, "resume");
     require(r.phase == phase::preempted, "resume: request", id.slot, "a preempted one");
     require(tokens <= r.tokens_max, "resume: tokens", tokens, "up to tokens_max, ", r.tokens_max);
-    return decided([&] { return allocator_.resume(r, std::max(tokens, r.tokens)); });
+    return decided([&] { return allocator_.resume(r, std::max(tokens, r.tokens), hold); });
   }
   /// Keeps the first `tokens` committed tokens.
   void truncate(request_id id, std::int64_t tokens) {
@@ -318,6 +322,7 @@ class residency {
             "one that is ready, without an import under way and not required whole yet");
     return decided([&] { return allocator_.require_whole(r); });
   }
+  /// Ends `require_whole`: its older pages are loans again.
   void release_whole(request_id id) {
     request_record& r = idle_record(id, "release_whole");
     require(r.pinned && r.reserved == r.tokens, "release_whole: request", id.slot,
@@ -327,9 +332,14 @@ class residency {
 
   // ---- look
 
+  /// Committed tokens.
   std::int64_t tokens(request_id id) const { return record(id, "tokens").tokens; }
-  /// True where every committed page is in a frame that the map names.
-  bool whole(request_id id) const { return record(id, "whole").missing == 0; }
+  /// True where every committed page is in a frame that the map names. Cost: one look at each page.
+  bool whole(request_id id) const {
+    request_record const& r = record(id, "whole");
+    return std::all_of(r.pages.begin(), r.pages.begin() + book().pages_of(r.tokens),
+                       [](page_record const& p) { return p.mapped; });
+  }
   /// The newest ticket up to which everything is done.
   ticket progress() const { return copies_.progress(); }
   /// Whether all jobs up to `t`, a ticket that was given out, are done.
@@ -363,9 +373,11 @@ class residency {
             static_cast<int>(r.hot.size()), r.reserve};
   }
 
+  /// The sources, groups and sets of this rank.
   geometry<P> const& local() const { return geometry_; }
   /// Where rows of a source are: address a is at `page_layout` offsets from base, staged rows included.
   source_view const& view(source_id source) const { return rows_.view(geometry_.source(source)); }
+  /// The books and the map behind it all, for tests and tools.
   loan_allocator<P> const& allocator() const { return allocator_; }
   resident_map_ref<P> map() const { return tables_.ref().map; }
 
@@ -400,7 +412,7 @@ class residency {
   // ---- checks
 
   void check_sound() const {
-    if (!poison_.empty()) throw std::runtime_error("ebb: this instance is out of use after an error: " + poison_);
+    if (!poison_.empty()) throw std::runtime_error("ebb: this instance is out of use " + poison_);
   }
   /// A call that changes the books. What is thrown in its middle leaves them, the streams or memory unknown and poisons
   /// the instance; a refusal does not.
@@ -409,14 +421,10 @@ class residency {
     check_sound();
     try {
       return f();
-    } catch (std::invalid_argument const& e) {
-      if (space_.broken()) poison_ = e.what();
-      throw;
-    } catch (frames_refused const& e) {
-      if (space_.broken()) poison_ = e.what();
-      throw;
     } catch (std::exception const& e) {
-      poison_ = e.what();
+      bool const refusal = dynamic_cast<std::invalid_argument const*>(&e) != nullptr ||
+                           dynamic_cast<frames_refused const*>(&e) != nullptr;
+      if (!refusal || space_.broken()) poison_ = std::string{"after an error: "} + e.what();
       throw;
     }
   }
@@ -426,7 +434,7 @@ class residency {
     try {
       f();
     } catch (std::exception const& e) {
-      if (space_.broken()) poison_ = e.what();
+      if (space_.broken()) poison_ = std::string{"after an error: "} + e.what();
       throw;
     }
   }

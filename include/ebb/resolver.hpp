@@ -155,7 +155,7 @@ struct resolve_body {
     map_entry const where = step.map.at(row.slot, page);
     if constexpr (P::keep::wants_uses) {
       std::uint32_t const now = step.header[header_words::staging_stamp] + static_cast<std::uint32_t>(staging.ordinal);
-      if (mix(static_cast<std::uint32_t>(position), now) % defaults::use_sample == 0) {
+      if (mix(static_cast<std::uint32_t>(position), mix(now, 0)) % defaults::use_sample == 0) {
         t.add(step.uses + std::int64_t{row.slot} * step.map.pages + page, std::uint32_t{1});
       }
     }

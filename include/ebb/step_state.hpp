@@ -82,8 +82,10 @@ struct apply_body {
       }
       return;
     }
-    for (int i = t.rank(); i < stride; i += T::width) step.bounds[i] = 0;
-    for (int i = t.rank(); i < stride * ratio_count<P>; i += T::width) step.writes[i] = -1;
+    if (header_size > 0) {
+      for (int i = t.rank(); i < stride; i += T::width) step.bounds[i] = 0;
+      for (int i = t.rank(); i < stride * ratio_count<P>; i += T::width) step.writes[i] = -1;
+    }
     for (int i = t.rank(); i < header_size; i += T::width) step.header[i] = header[i];
     for (int i = t.rank(); i < row_count; i += T::width) step.rows[i] = rows[i];
     for (int i = t.rank(); i < length_count; i += T::width) step.committed[lengths[i].slot] = lengths[i].tokens;

@@ -32,7 +32,7 @@ struct mixed : policy_defaults {
 
 /// Host spaces run many cycles in one thread, fewer in real ones.
 template <class S>
-constexpr int times(int serial, int threads) {
+constexpr int times(int serial, [[maybe_unused]] int threads) {
 #if defined(__CUDACC__)
   return serial;
 #else

@@ -271,14 +271,14 @@ std::int64_t small_arrays(geometry<P> const& g, int requests, int batch, int hot
   std::int64_t const rows = std::int64_t{batch} * P::max_queries;
   int const widest = P::page_tokens / g.smallest_ratio();
   std::int64_t const slots = staging_slots(staging_rows_for(g, hot_rows, -1), widest);
-  return g.sources() * static_cast<std::int64_t>(sizeof(source_view)) + (3 + g.sets()) * 4 +  // views, header
-         batch * static_cast<std::int64_t>(sizeof(row_record)) + batch * 4 +  // requests of the step, rows they plan
-         std::int64_t{requests} * 4 +                                         // committed lengths
-         rows * 4 *
-             (1 + ratio_count<P>)+  // bounds, write addresses
-             device_counts *
-             8 +                                                         //
-         batch * (std::max<std::int64_t>(slots, set_ways) - slots) * 4;  // a look reads a whole set
+  std::int64_t bytes = g.sources() * static_cast<std::int64_t>(sizeof(source_view));
+  bytes += (3 + g.sets()) * 4;                                     // header
+  bytes += batch * static_cast<std::int64_t>(sizeof(row_record));  // requests of the step
+  bytes += std::int64_t{requests} * 4;                             // committed lengths
+  bytes += rows * 4 * (1 + ratio_count<P>);                        // bounds, write addresses
+  bytes += device_counts * 8;
+  bytes += batch * (std::max<std::int64_t>(slots, set_ways) - slots) * 4;  // a look reads a whole set
+  return bytes;
 }
 
 template <class P, class S>

@@ -154,6 +154,7 @@ class cuda_space {
   bool broken() const {
     beside_captures const allowed;
     cudaError_t const result = cudaStreamQuery(state_->beside.get());
+    if (result == cudaErrorNotReady) cudaGetLastError();
     return result != cudaSuccess && result != cudaErrorNotReady;
   }
   bool refuses_copy(copy_kind, int, int) const { return false; }
