@@ -676,4 +676,50 @@ TEST_CASE("an instance that is out of use gives no holds") {
   CHECK_THROWS_WITH_AS(e.kv.release(id), doctest::Contains("out of use"), std::runtime_error);
 }
 
+TEST_CASE("a step on another stream is ordered behind the step before") {
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    CAPTURE(seed);
+    serial_space const space{host::deferred{seed}};
+    auto const a = space.make_stream(), b = space.make_stream();
+    residency<small, serial_space> kv{space, given};
+    request_id const id = or_throw(kv.admit(64));
+    step const before = kv.begin_step(a, {std::vector{id}});
+    kv.addresses(a, before);
+    kv.end_step(a, before, std::vector{1});
+    step const now = kv.begin_step(b, {std::vector{id}});
+    kv.addresses(b, now);
+    space.synchronize(space.record(b));
+    CHECK(kv.bounds()[0] == 2);
+    kv.end_step(b, now, std::vector{0});
+  }
+}
+
+TEST_CASE("scratch behind the committed tokens does not keep frames from being adopted") {
+  serial_space const space;
+  auto const main = space.make_stream();
+  residency<small, serial_space> kv{space, given};
+  request_id const id = or_throw(kv.admit(64));
+  for (int tokens = 0; tokens < 16; ++tokens) {
+    step const now = kv.begin_step(main, {std::vector{id}, 2});
+    kv.end_step(main, now, std::vector{1});
+  }
+  REQUIRE(kv.pools(id).pages == 2);
+  kv.adopt(main, id, *kv.collect(or_throw(kv.take(1))), 32);
+  CHECK(kv.tokens(id) == 32);
+  CHECK(kv.pools(id).pages == 2);
+}
+
+TEST_CASE("a preempted request comes back by a hold of its own, before younger holds") {
+  sizes room = given;
+  room.host_pages = 80;
+  residency<small, serial_space> kv{serial_space{}, room};
+  request_id const id = or_throw(kv.admit(320));
+  kv.preempt(id);
+  hold_id const mine = or_throw(kv.hold(320)), younger = or_throw(kv.hold(320));
+  CHECK(!kv.resume(id));
+  CHECK(kv.resume(id, -1, mine).has_value());
+  CHECK_THROWS_AS(kv.release(mine), std::invalid_argument);
+  kv.release(younger);
+}
+
 }  // namespace misuse_test
