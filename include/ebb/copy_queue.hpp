@@ -2,7 +2,6 @@
 /// The side stream: pages in and out, imports, tickets and fences.
 
 #include <ebb/arenas.hpp>
-#include <ebb/counters.hpp>
 #include <ebb/fence.hpp>
 #include <ebb/ledger.hpp>
 #include <ebb/upload_ring.hpp>

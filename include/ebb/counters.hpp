@@ -38,11 +38,6 @@ struct request_gauges {
   int promised = 0;    ///< frames it may require
 };
 
-/// Bytes that pages brought over the link.
-struct moved_bytes {
-  std::uint64_t backed_up = 0, refilled = 0, restored = 0, imported = 0;
-};
-
 inline counters counters_of(std::uint64_t const (&device)[device_counts], moved_bytes const& moved, std::uint64_t steps,
                             move_counts const& pages) {
   auto const of = [&](count k) { return device[static_cast<int>(k)]; };

@@ -32,8 +32,8 @@ struct pool_sizes {
   bool borrowed = false;  ///< arenas are the engine's: each then holds staging of its own behind its frames
 };
 
-/// Bytes of an instance, on the device and in the host store. Arrays of a step that do not grow with top_k, history or hot rows (batch, bounds, stamps) are
-/// not counted.
+/// Bytes of an instance, on the device and in the host store. Arrays of a step that do not grow with top_k, history or
+/// hot rows (batch, bounds, stamps) are not counted.
 struct footprint {
   std::int64_t arenas = 0;   ///< frames, and the zeroed one that packed metadata needs
   std::int64_t staging = 0;  ///< row slots of every plane

@@ -92,6 +92,11 @@ struct move_counts {
                 forced_waits = 0;
 };
 
+/// Bytes that pages brought over the link.
+struct moved_bytes {
+  std::uint64_t backed_up = 0, refilled = 0, restored = 0, imported = 0;
+};
+
 /// Records and their primitive moves. Decisions are `loan_allocator`'s. Host only, one control thread.
 class ledger {
  public:

@@ -103,10 +103,18 @@ class loan_allocator {
     takes_.erase(it);
     return frames;
   }
-  /// Throws: std::invalid_argument where a frame is not the engine's.
-  void check_give(std::span<frame_id const> frames) { require_collected(frames, "give: frame"); }
-  void check_adopt(std::span<frame_id const> frames) { require_collected(frames, "adopt: frame"); }
-  /// `written`: the end of the engine's work on them. Requires: check_give.
+  /// Refuses before anything changes; a frame named twice is as wrong as one that was not collected.
+  void require_collected(std::span<frame_id const> frames, char const* what) {
+    ++mentions_;
+    named_.resize(static_cast<std::size_t>(sizes().frames));
+    for (frame_id f : frames) {
+      bool const known = index(f) >= 0 && index(f) < sizes().frames;
+      require(known && std::exchange(named_[static_cast<std::size_t>(index(f))], mentions_) != mentions_ &&
+                  book().frames[f].page == frame_pool::handed_over,
+              what, index(f), "a frame that the engine collected and has not given back, named once");
+    }
+  }
+  /// `written`: the end of the engine's work on them. Requires: require_collected.
   void give(std::span<frame_id const> frames, ticket written) {
     book().wait_main(written);
     for (frame_id f : frames) book().frames.retire(f, std::max(book().main, written), true);
@@ -143,7 +151,7 @@ class loan_allocator {
     serve();
   }
 
-  /// Turns taken frames, written by the engine, into pages behind the committed ones. Requires: check_adopt.
+  /// Turns taken frames, written by the engine, into pages behind the committed ones. Requires: require_collected.
   void adopt(request_record& r, std::span<frame_id const> frames, std::int64_t tokens, ticket written) {
     drop_uncommitted(r);
     book().wait_main(written);
@@ -335,17 +343,6 @@ class loan_allocator {
   std::optional<shortage> lacking(std::int64_t tokens_max, hold_id own) const {
     if (auto no = impossible(tokens_max)) return no;
     return lacking(need_of(tokens_max), own);
-  }
-  /// Refuses before anything changes; a frame named twice is as wrong as one that was not collected.
-  void require_collected(std::span<frame_id const> frames, char const* what) {
-    ++mentions_;
-    named_.resize(static_cast<std::size_t>(sizes().frames));
-    for (frame_id f : frames) {
-      bool const known = index(f) >= 0 && index(f) < sizes().frames;
-      require(known && std::exchange(named_[static_cast<std::size_t>(index(f))], mentions_) != mentions_ &&
-                  book().frames[f].page == frame_pool::handed_over,
-              what, index(f), "a frame that the engine collected and has not given back, named once");
-    }
   }
   void speak() {
     seats_.speak_for(static_cast<int>(std::min<std::int64_t>(sizes().frames, outstanding_ + promises_.held_frames())));

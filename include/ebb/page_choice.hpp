@@ -80,13 +80,15 @@ class page_choice {
       request_record& r = book_.at(slot);
       int most = r.phase != phase::running ? 0 : going ? r.lent : refillable(r, step);
       if (most <= 0) continue;
-      auto& order = orders_.emplace_back();
-      auto& uses = uses_.emplace_back();
+      std::vector<int> order;
       if constexpr (keep::wants_uses) {
         candidates(r, std::min(n, most), going, order);
         most = static_cast<int>(order.size());
+        if (most == 0) continue;
+        auto& uses = uses_.emplace_back();
         for (int p : order) uses.push_back(r.uses[static_cast<std::size_t>(p)]);
       }
+      orders_.push_back(std::move(order));
       holding_.push_back(&r);
       holders_.push_back({r.admitted, static_cast<int>(r.pages.size()), most, {}});
     }

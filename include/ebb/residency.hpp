@@ -101,7 +101,7 @@ class residency {
   /// them next waits for it there.
   void give(stream on, std::span<frame_id const> frames) {
     require(!space_.capturing(on), "give: stream", "being captured", "one that is not");
-    allocator_.check_give(frames);
+    allocator_.require_collected(frames, "give: frame");
     decided([&] { allocator_.give(frames, copies_.fence_engine(on)); });
   }
 
@@ -160,7 +160,7 @@ class residency {
             "adopt: tokens", tokens, "as many as fill ", frames.size(), " frames behind ", r.tokens,
             " tokens, up to tokens_max");
     require(!space_.capturing(on), "adopt: stream", "being captured", "one that is not");
-    allocator_.check_adopt(frames);
+    allocator_.require_collected(frames, "adopt: frame");
     decided([&] { allocator_.adopt(r, frames, tokens, copies_.fence_engine(on)); });
   }
 
@@ -193,7 +193,8 @@ class residency {
       open_ = {steps_, static_cast<int>(b.requests.size()),
                b.padded == 0 ? static_cast<int>(b.requests.size()) : b.padded, b.queries};
       batch_.assign(b.requests.begin(), b.requests.end());
-      resolved_.assign(static_cast<std::size_t>(geometry_.groups()), {});
+      resolved_.assign(static_cast<std::size_t>(geometry_.groups()), false);
+      last_ = {};
       begun_on_ = on;
       if (!unfinished_.empty()) space_.wait(on, unfinished_.back());  // of another stream, perhaps
       tables_.upload(on, open_, batch_, copies_);
@@ -223,14 +224,14 @@ class residency {
   void resolve(stream on, step const& s, group_id group, std::int32_t const* selection, metadata_ref out) {
     check_open(s, "resolve");
     int const g = geometry_.group(group);
-    resolved& now = resolved_[static_cast<std::size_t>(g)];
-    require(!now.done, "resolve: group", index(group), "a group that was not resolved in this step yet");
+    require(!resolved_[static_cast<std::size_t>(g)], "resolve: group", index(group),
+            "a group that was not resolved in this step yet");
     require(selection != nullptr, "resolve: selection", "null", "a device array");
     check_out(out, "resolve: out");
     auto const range = named_range(space_, "ebb resolve");
     enqueued([&] { space_.run(on, s.padded, tables_.resolve(g, s, selection, out)); });
-    last_resolved_ = g;
-    now = {true, out, geometry_.source_of_set(geometry_.set_of_group(g), 0)};
+    resolved_[static_cast<std::size_t>(g)] = true;
+    last_ = {g, out, geometry_.source_of_set(geometry_.set_of_group(g), 0)};
   }
   /// Metadata of another source of the set, from what `group`'s resolve of this step wrote. Requires: that metadata is
   /// unchanged. Throws: std::invalid_argument unless the group is the one that this step resolved last: later resolves
@@ -239,15 +240,14 @@ class residency {
     check_open(s, "replay");
     int const g = geometry_.group(group);
     int const to = geometry_.source(source);
-    resolved& now = resolved_[static_cast<std::size_t>(g)];
-    require(now.done && last_resolved_ == g, "replay: group", index(group), "the group that this step resolved last");
+    require(last_.group == g, "replay: group", index(group), "the group that this step resolved last");
     check_out(out, "replay: out");
     require(geometry_.set_of_source(to) == geometry_.set_of_group(g), "replay: source", index(source),
             "a source of the group's set");
     enqueued([&] {
-      space_.run(on, s.padded, replay_body<P>{rows_.view(now.source), rows_.view(to), now.out, out, s.queries});
+      space_.run(on, s.padded, replay_body<P>{rows_.view(last_.source), rows_.view(to), last_.out, out, s.queries});
     });
-    if (P::metadata::entries(out) == P::metadata::entries(now.out)) now.source = to;
+    if (P::metadata::entries(out) == P::metadata::entries(last_.out)) last_.source = to;
   }
 
   /// Commits `accepted[i]` (0 … queries) tokens of the batch's i-th request, asks for backups, and fences the step.
@@ -265,12 +265,12 @@ class residency {
     auto const range = named_range(space_, "ebb end_step");
     return guarded([&] {
       tables_.commit(on, batch_, accepted);
-      bool const counted = tables_.read_uses(on, s.number, batch_);
+      ticket* const counted = tables_.read_uses(on, s.number, batch_);
       auto const end = space_.record(on);
       ring_.close(end);
       unfinished_.push_back(end);
       ticket const t = copies_.fence(end);
-      if (counted) tables_.uses_read_at(t);
+      if (counted != nullptr) *counted = t;
       begun_on_.reset();
       open_ = {};
       allocator_.close_step();
@@ -382,8 +382,8 @@ class residency {
   resident_map_ref<P> map() const { return tables_.ref().map; }
 
  private:
-  struct resolved {
-    bool done = false;
+  struct last_resolve {
+    int group = -1;
     metadata_ref out{};
     int source = 0;  ///< whose addresses `out` holds
   };
@@ -574,8 +574,8 @@ class residency {
   step open_;
   std::optional<stream> begun_on_;  ///< stream of a step that was begun and has no end yet
   std::vector<request_id> batch_;
-  std::vector<resolved> resolved_;   ///< of each group in the open step
-  int last_resolved_ = -1;           ///< group
+  std::vector<char> resolved_;       ///< whether each group was, in the open step
+  last_resolve last_;                ///< of the open step
   std::vector<waiting_call> later_;  ///< in the order of the calls
   std::deque<typename S::event> unfinished_;
   std::uint64_t steps_ = 0;

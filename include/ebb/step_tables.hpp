@@ -149,14 +149,14 @@ class step_tables {
     }
   }
 
-  /// Every `use_period` steps the batch's use counts go to the host; true where they do. `uses_read_at` then gives the
-  /// step's ticket, once it has one: the counts are taken over when it is done.
-  bool read_uses(stream on, std::uint64_t step, std::span<request_id const> batch) {
+  /// Every `use_period` steps the batch's use counts go to the host. Returns: where the step's ticket goes once it has one,
+  /// the counts being taken over when it is done; null where nothing is read.
+  ticket* read_uses(stream on, std::uint64_t step, std::span<request_id const> batch) {
     if constexpr (P::keep::wants_uses) {
-      if (batch.empty() || step % defaults::use_period != 0) return false;
+      if (batch.empty() || step % defaults::use_period != 0) return nullptr;
       uses_snapshot* into = nullptr;
       for (uses_snapshot& s : uses_) into = s.at == ticket::none ? &s : into;
-      if (into == nullptr) return false;
+      if (into == nullptr) return nullptr;
       into->requests.assign(batch.begin(), batch.end());
       into->pages = 0;
       std::vector<std::int32_t> slots;
@@ -164,15 +164,13 @@ class step_tables {
         slots.push_back(id.slot);
         into->pages = std::max(into->pages, static_cast<int>(book().at(id.slot).pages.size()));
       }
-      reading_ = into;
       auto const* list = ring_.put(std::span<std::int32_t const>{slots});
       space_.run(on, static_cast<int>(slots.size()),
                  uses_body<P>{state_, list, into->pages, reinterpret_cast<std::uint32_t*>(into->memory.get())});
-      return true;
+      return &into->at;
     }
-    return false;
+    return nullptr;
   }
-  void uses_read_at(ticket t) { reading_->at = t; }
 
   /// Use counts of steps whose tickets are done become the allocator's.
   void take_uses(ticket until) {
@@ -314,7 +312,6 @@ class step_tables {
   planned_row* plan_ = nullptr;
   std::shared_ptr<std::byte> counters_;
   std::array<uses_snapshot, 2> uses_{};
-  uses_snapshot* reading_ = nullptr;
 };
 
 }  // namespace ebb
