@@ -78,8 +78,9 @@ TEST_CASE("a GLM-5.3 session needs the frames, words and staging worked out by h
   CHECK(plan.staging_rows == 12'288);                          // 8 × 2048 − 4096
   CHECK(plan.slot_bytes == 131'072 + 4 * 64 + 4 * 21 * 4096);  // map, numbers of hot frames, words of the tables
   // a plane for each of the four sources of a group, its words, a missing and a planned row for each selected one
-  CHECK(plan.step_bytes == 4LL * 12'288 * 576 + 4 * 12'288 + 32 * 8 * 2048);
-  CHECK(plan.index_bytes == 500'010LL * 21 * 132);  // one key for each group that selects
+  CHECK(plan.step_bytes ==
+        4LL * 12'288 * 576 + 4 * 12'288 + 16 * (8 * 2048 - 1024));  // shared memory holds 1,024 of the list
+  CHECK(plan.index_bytes == 500'010LL * 21 * 132);                  // one key for each group that selects
 }
 
 TEST_CASE("two planes of a GLM-5.3 session and a draft ring stay below the published 0.061 GiB") {
@@ -94,7 +95,7 @@ TEST_CASE("V4.1 takes 890 bytes a token with its index keys") {
   CHECK(plan.hot_frames == 128);
   CHECK(plan.staging_rows == 0);  // 6 × 512 rows find room in the smallest table of 8192 ways
   CHECK(plan.slot_bytes == 8 * 10 + 4 * 128 + 4 * (3 * 8192 + 16'384));
-  CHECK(plan.step_bytes == 32 * 6 * 512);
+  CHECK(plan.step_bytes == 16 * (6 * 512 - 1024));  // the list, less what shared memory holds
 }
 
 TEST_CASE_TEMPLATE("predicted bytes are the sum of every page, slot and word", P, mixed<1>, mixed<2>, mixed<4>) {
@@ -120,7 +121,7 @@ TEST_CASE_TEMPLATE("predicted bytes are the sum of every page, slot and word", P
   int const slots = (staging + 31) / 32 * 32;
   CHECK(bytes.words == 5LL * 4 * (first_table + 6 * 32) + 4LL * 4 * slots);
   CHECK(bytes.staging == 4LL * 3 * slots * 104);
-  CHECK(bytes.lists == 4LL * 2 * 40 * 32);
+  CHECK(bytes.lists == 0);  // shared memory holds them
   CHECK(bytes.device() == bytes.arenas + bytes.staging + bytes.words + bytes.map + bytes.lists);
 
   arenas<P, serial_space> const owned{
@@ -205,7 +206,7 @@ TEST_CASE("a batch smaller than the slots needs less staging") {
   auto const all = plan_for<mixed<4>>(in);
   in.max_batch = 10;
   auto const ten = plan_for<mixed<4>>(in);
-  std::int64_t const spared = 30 * (3 * 32 * 104 + 4 * 32 + 32 * 2 * 40);  // 80 rows less 48 ways
+  std::int64_t const spared = 30 * (3 * 32 * 104 + 4 * 32);  // 80 rows less 48 ways
   CHECK(ten.fixed.requests >= all.fixed.requests);
   std::int64_t const more = ten.frames - all.frames;
   CHECK(more * ten.frame_bytes < spared + ten.frame_bytes);
@@ -245,8 +246,8 @@ TEST_CASE("a short request is simply whole") {
 TEST_CASE("without a row cache every request is whole and has no tables") {
   auto const plan = plan_for<without_cache>({.gpu_bytes = gib, .host_bytes = gib, .history = 6400, .max_tokens = 6400});
   CHECK(plan.required_frames == 200);
-  CHECK(plan.slot_bytes == 200 * 8);      // the map
-  CHECK(plan.step_bytes == 32 * 2 * 40);  // lists
+  CHECK(plan.slot_bytes == 200 * 8);  // the map
+  CHECK(plan.step_bytes == 0);        // the lists are in shared memory
   CHECK(plan.resident.requests - plan.fixed.requests <= 1);
 }
 
@@ -289,7 +290,7 @@ TEST_CASE("a pipeline rank plans for its own layers") {
   auto const plan = plan_for<mixed<2>>(in);
   CHECK(plan.frame_bytes == 32 * 104);
   CHECK(plan.slot_bytes == 8 * 200 + 4 * 3 + 4 * 96);  // 96 ways hold 2 × 40 rows
-  CHECK(plan.step_bytes == 32 * 2 * 40);
+  CHECK(plan.step_bytes == 0);
 }
 
 }  // namespace

@@ -34,13 +34,19 @@ struct shared_sources : small {
   using metadata = flashinfer_packed;
 };
 
+// A team of one block of four lanes, and one of two blocks of two, as a cluster of a GPU.
+using blocks_1 = thread_space<4>;
+using blocks_2 = thread_space<4, 2, 2>;
+
 }  // namespace
 
-#define EBB_RANDOM(P)                                                                                    \
-  TEST_CASE("random sequences of " #P " on threads do what the reference model says") {                  \
-    CHECK(ebb::testing::run_policy<P, ebb::thread_space<4>>(                                             \
-        #P, std::min(20'000LL, ebb::testing::number_from("EBB_RANDOM_OPS", 20'000)) / 2, 1'000, false)); \
+#define EBB_RANDOM(P, S)                                                                                 \
+  TEST_CASE("random sequences of " #P " on threads, " #S ", do what the reference model says") {         \
+    CHECK(ebb::testing::run_policy<P, S>(                                                                \
+        #P, std::min(20'000LL, ebb::testing::number_from("EBB_RANDOM_OPS", 20'000)) / 4, 1'000, false)); \
   }
 
-EBB_RANDOM(small)
-EBB_RANDOM(shared_sources)
+EBB_RANDOM(small, blocks_1)
+EBB_RANDOM(small, blocks_2)
+EBB_RANDOM(shared_sources, blocks_1)
+EBB_RANDOM(shared_sources, blocks_2)

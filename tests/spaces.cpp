@@ -41,6 +41,47 @@ struct small_vote_body : vote_body {
 struct large_vote_body : vote_body {
   static constexpr int threads = 1024;
 };
+/// On a GPU with clusters: two, four or eight blocks an item, by how many items there are.
+struct cluster_vote_body : vote_body {
+  static constexpr int threads = 64;
+  static constexpr int most_blocks = 8;
+};
+
+/// Lanes of several blocks write words, meet, and read and change each other's; bundles agree on the least of theirs.
+struct cluster_body {
+  static constexpr int threads = 64;
+  static constexpr int most_blocks = 8;
+  struct shared {
+    int cells[64];
+  };
+  std::uint32_t* words;   ///< [items][1024]
+  std::uint64_t* counts;  ///< [items]
+  std::uint32_t* wrong;
+  EBB_BODY
+  template <ebb::team T>
+  EBB_FN void operator()(T const& t, int item, shared& s) const {
+    std::uint32_t* const mine = words + item * 1024;
+    t.add_all(counts + item, 1u);
+    for (std::uint32_t round = 1; round < 6; ++round) {
+      s.cells[t.block_rank()] = t.rank();
+      t.store(mine + t.rank(), round * 1000 + static_cast<std::uint32_t>(t.rank()));
+      t.block_sync();
+      for (int lane = 0; lane < T::block_width; ++lane) {
+        if (lane != t.block_rank() && s.cells[lane] == t.rank()) t.add(wrong, 1u);
+      }
+      t.sync();
+      for (int lane = 0; lane < T::width; ++lane) {
+        if (t.load(mine + lane) != round * 1000 + static_cast<std::uint32_t>(lane)) t.add(wrong, 1u);
+      }
+      std::uint32_t const first = static_cast<std::uint32_t>(t.block_rank() / T::bundle * T::bundle);
+      if (t.least(static_cast<std::uint32_t>(t.block_rank())) != first) t.add(wrong, 1u);
+      if (t.bundle_rank() != t.block_rank() % T::bundle || !t.some(true) || t.some(false)) t.add(wrong, 1u);
+      t.sync();
+    }
+    if (t.exchange(mine + 1023, 0, 1) == 0) t.add(counts + item, std::uint64_t{1} << 32);  // one lane of all
+    t.sync_or_leave(true);
+  }
+};
 
 /// Every lane writes its cells, in shared and in other memory, and reads all of them behind a collective.
 struct exchange_body {
@@ -84,7 +125,7 @@ struct claim_body {
   EBB_FN void operator()(T const& t, int item, shared& s) const {
     std::uint32_t const id = static_cast<std::uint32_t>(item * T::width + t.rank() + 1);
     for (int w = 0; w < 64; ++w) {
-      if (t.cas(words + w, 0, id)) t.add(won + w, 1u);
+      if (t.exchange(words + w, 0, id) == 0) t.add(won + w, 1u);
       if (t.load(words + w) == 0) t.add(wrong, 1u);
     }
     t.add(wide, std::uint64_t{1} << 33);
@@ -94,7 +135,7 @@ struct claim_body {
       s.wide = 0;
     }
     t.sync();
-    if (t.cas(&s.word, 0, id)) t.add(&s.won, 1u);
+    if (t.exchange(&s.word, 0, id) == 0) t.add(&s.won, 1u);
     t.add(&s.wide, std::uint64_t{1} << 32);
     t.sync();
     if (t.load(&s.won) != 1 || t.load(&s.word) == 0 || s.wide >> 32 != T::width) t.add(wrong, 1u);
@@ -111,7 +152,7 @@ struct set_body {
     std::uint32_t* const mine = words + item * 64;
     for (std::uint32_t round = 1; round < 6; ++round) {
       for (int w = t.rank(); w < 64; w += T::width)
-        t.cas(mine + w, t.load(mine + w), round * 1000 + static_cast<std::uint32_t>(w));
+        t.exchange(mine + w, t.load(mine + w), round * 1000 + static_cast<std::uint32_t>(w));
       t.sync();
       std::uint32_t held[16];
       for (int from = 0; from < 48; from += 16) {
@@ -209,6 +250,7 @@ TEST_CASE_TEMPLATE("votes count the lanes before this one and all lanes, call af
   run_and_finish(space, 300, vote_body{wrong.data()});
   run_and_finish(space, 300, small_vote_body{{wrong.data()}});
   run_and_finish(space, 20, large_vote_body{{wrong.data()}});
+  for (int items : {3, 20, 50, 200}) run_and_finish(space, items, cluster_vote_body{{wrong.data()}});
   CHECK(std::accumulate(wrong.begin(), wrong.end(), 0u) == 0);
 }
 
@@ -218,6 +260,23 @@ TEST_CASE_TEMPLATE("what a lane wrote before a collective is visible to its team
   shared_array<std::uint32_t> wrong{space, 200};
   run_and_finish(space, 200, exchange_body{reinterpret_cast<int*>(cells.get()), wrong.data()});
   CHECK(std::accumulate(wrong.begin(), wrong.end(), 0u) == 0);
+}
+
+TEST_CASE_TEMPLATE("blocks of a team see each other's words, and have shared memory of their own", S, EBB_SPACES) {
+  auto const space = make_space<S>();
+  for (int items : {1, 10, 20, 60, 200}) {
+    auto const words = space.device_memory(static_cast<std::size_t>(items) * 1024 * 4);
+    auto const counts = space.device_memory(static_cast<std::size_t>(items) * 8);
+    shared_array<std::uint32_t> wrong{space, 1};
+    run_and_finish(space, items,
+                   cluster_body{reinterpret_cast<std::uint32_t*>(words.get()),
+                                reinterpret_cast<std::uint64_t*>(counts.get()), wrong.data()});
+    std::vector<std::uint64_t> lanes(static_cast<std::size_t>(items));
+    space.peek(lanes.data(), counts.get(), lanes.size() * 8);
+    CHECK(wrong[0] == 0);
+    CHECK(std::count(lanes.begin(), lanes.end(), lanes[0]) == items);
+    CHECK((lanes[0] >> 32) == 1);
+  }
 }
 
 TEST_CASE_TEMPLATE("a word is claimed once, in device and in shared memory", S, EBB_SPACES) {

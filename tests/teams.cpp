@@ -19,7 +19,9 @@ using serial_space = ebb::serial_space;
 using threads_1 = ebb::thread_space<1, 3>;
 using threads_4 = ebb::thread_space<4>;
 using threads_7 = ebb::thread_space<7, 1>;
-#define SPACES serial_space, threads_1, threads_4, threads_7
+using blocks_2 = ebb::thread_space<8, 2, 2>;
+using blocks_4 = ebb::thread_space<4, 1, 4>;
+#define SPACES serial_space, threads_1, threads_4, threads_7, blocks_2, blocks_4
 
 /// Counts, per item, in how many rounds a lane was told something else than what the votes say.
 struct vote_body {
@@ -48,15 +50,39 @@ struct exchange_body {
   template <ebb::team T>
   void operator()(T const& t, int item, shared& s) const {
     for (int round = 0; round < 20; ++round) {
-      s.cell[t.rank()] = round * 100 + t.rank() + item;
+      s.cell[t.block_rank()] = round * 100 + t.block_rank() + item;
       if (round % 3 == 0) t.sync();
       if (round % 3 == 1) t.prefix(true);
       if (round % 3 == 2) t.any(false);
-      for (int lane = 0; lane < T::width; ++lane) {
+      if (round % 4 == 3) t.block_sync();
+      for (int lane = 0; lane < T::block_width; ++lane) {
         if (s.cell[lane] != round * 100 + lane + item) t.add(wrong + item, 1u);
       }
       t.sync();
     }
+  }
+};
+
+/// Every lane counts itself and writes its place; blocks have equal widths, and ranks go round them.
+struct places_body {
+  std::uint32_t* lanes;   ///< [items][blocks][block width]
+  std::uint64_t* counts;  ///< [items]
+  std::uint32_t* words;   ///< [items][width]
+  std::uint32_t* wrong;
+  template <ebb::team T>
+  void operator()(T const& t, int item) const {
+    t.add(lanes + (item * T::blocks + t.block()) * T::block_width + t.block_rank(), 1u);
+    t.add_all(counts + item, static_cast<std::uint32_t>(t.rank()));
+    t.store(words + item * T::width + t.rank(), static_cast<std::uint32_t>(t.rank()) + 1);
+    t.sync();
+    for (int lane = 0; lane < T::width; ++lane) {
+      if (t.load(words + item * T::width + lane) != static_cast<std::uint32_t>(lane) + 1) t.add(wrong, 1u);
+    }
+    t.sync_or_leave(t.block() == 0);
+    std::uint32_t const mine = static_cast<std::uint32_t>(100 + t.rank());
+    if (t.exchange(words + item * T::width + t.rank(), static_cast<std::uint32_t>(t.rank()) + 1, mine) != mine - 99)
+      t.add(wrong, 1u);
+    if (t.exchange(words + item * T::width + t.rank(), 0, 7) != mine) t.add(wrong, 1u);
   }
 };
 
@@ -85,7 +111,7 @@ struct word_body {
   void operator()(T const& t, int) const {
     t.add(sum, 2u);
     t.add(wide, std::uint64_t{1} << 40);
-    if (t.cas(lock, 0, 1)) t.add(taken, 1u);
+    if (t.exchange(lock, 0, 1) == 0) t.add(taken, 1u);
     std::uint32_t set[4];
     t.load_set(lock, 1, set);
     if (set[0] != 1) t.add(sum, 1000u);
@@ -142,6 +168,17 @@ TEST_CASE_TEMPLATE("votes count the lanes before this one and all lanes, in ever
   std::vector<std::uint32_t> wrong(9, 0);
   space.run(space.make_stream(), 9, vote_body{wrong.data()});
   CHECK(wrong == std::vector<std::uint32_t>(9, 0));
+}
+
+TEST_CASE_TEMPLATE("every lane has a place of its own in a block, and sees what all wrote", S, SPACES) {
+  S const space;
+  std::vector<std::uint32_t> lanes(9 * 8, 0), words(9 * 8, 0), wrong(1, 0);
+  std::vector<std::uint64_t> counts(9, 0);
+  space.run(space.make_stream(), 9, places_body{lanes.data(), counts.data(), words.data(), wrong.data()});
+  CHECK(wrong[0] == 0);
+  auto const width = static_cast<std::size_t>(std::count(lanes.begin(), lanes.end(), 1u)) / 9;
+  CHECK(static_cast<std::size_t>(std::count(lanes.begin(), lanes.end(), 0u)) == lanes.size() - 9 * width);
+  CHECK(counts == std::vector<std::uint64_t>(9, width * (width - 1) / 2));
 }
 
 TEST_CASE_TEMPLATE("what a lane wrote before a collective is there for every lane behind it", S, SPACES) {

@@ -71,8 +71,8 @@ inline std::vector<group_of_cells> cells_of_grid(options const& o) {
   std::vector<int> const batches = {1, 8, 32, 64, 128};
   std::vector<double> const misses = {0, 0.01, 0.14, 0.5};
   if (o.grid == "quick") {
-    add("centre", {}, square({1, 8, 32, 128}, {0, 0.01, 0.14}));
-    add("swept", {}, square({128}, {0.14}, swept));
+    add("centre", {}, square(batches, misses));
+    add("swept", {}, square({1, 128}, {0, 0.14}, swept));
     add("centre", {.top_k = 512}, square({1, 32, 128}, {0, 0.14}));
     add("resident", {.history = 32'768, .requests = 128, .whole = true},
         square({1, 32, 128}, {0}, {.select = pattern::resident}));

@@ -56,7 +56,7 @@ struct reference_body {
       std::int32_t const p = selection[item * stride + i];
       s.wanted[i] = p;
       std::uint32_t at = hash(p);
-      while (!t.cas(reinterpret_cast<std::uint32_t*>(s.keys + at), ~0u, static_cast<std::uint32_t>(p)))
+      while (t.exchange(reinterpret_cast<std::uint32_t*>(s.keys + at), ~0u, static_cast<std::uint32_t>(p)) != ~0u)
         at = (at + 1) % hash_size;
       s.values[at] = static_cast<std::int16_t>(i);
     }

@@ -48,7 +48,7 @@ class subject {
              .max_tokens = s.history,
              .hot_rows = s.hot(),
              .host = s.pinned ? ebb::host_kind::pinned : ebb::host_kind::managed,
-             .host_memory = store}} {
+             .host_memory = {store, store_bytes(s)}}} {
     results_ = space_.device_memory(sizeof(std::uint64_t));
     bring_history(spoil);
   }

@@ -20,7 +20,7 @@ struct direct_rows {
       std::uint32_t const word = t.load(table.words + way);
       std::uint32_t const stamp = table.format.stamp(word);
       if (stamp == 0 || table.format.position(word) != position) return -1;  // stamp 0: an empty way
-      if (stamp == table.now || t.cas(table.words + way, word, pinned(table, position))) return way;
+      if (stamp == table.now || t.exchange(table.words + way, word, pinned(table, position)) == word) return way;
       // Another query of this request pinned the same row in between: look again.
     }
   }
@@ -30,6 +30,7 @@ struct direct_rows {
   EBB_BODY
   template <ebb::team T>
   EBB_FN static ebb::claimed claim(T const& t, ebb::row_table const& table, std::int32_t position, bool last) {
+    if (position < 0) return {};  // other lanes of this warp claim
     // First its own way only; what is pinned there goes to staging. When staging is full, too, any way will do.
     int const tries = last ? table.ways : 1;
     int const first = home(table, position);
@@ -37,7 +38,7 @@ struct direct_rows {
       int const way = (first + k) % table.ways;
       std::uint32_t word = t.load(table.words + way);
       while (table.format.stamp(word) != table.now) {
-        if (t.cas(table.words + way, word, pinned(table, position))) return {way, true};
+        if (t.exchange(table.words + way, word, pinned(table, position)) == word) return {way, true};
         word = t.load(table.words + way);
       }
       if (table.format.position(word) == position) return {way, false};

@@ -73,10 +73,11 @@ constexpr std::int64_t staging_plane_bytes(page_layout widest, int staging_rows)
 /// attends.
 constexpr int staging_planes(int largest_set) { return largest_set; }
 
-/// Bits that hold every position of a history of `max_tokens` tokens at the smallest ratio.
+/// Bits that hold every position of a history of `max_tokens` tokens at the smallest ratio: 8 at least, so that stamps
+/// stay small enough to be ranked together with their place.
 constexpr int position_bits(std::int64_t max_tokens, int smallest_ratio) {
   std::int64_t const rows = complete_rows(max_tokens, smallest_ratio);
-  return rows < 2 ? 1 : static_cast<int>(std::bit_width(static_cast<std::uint64_t>(rows - 1)));
+  return std::max(8, rows < 2 ? 1 : static_cast<int>(std::bit_width(static_cast<std::uint64_t>(rows - 1))));
 }
 
 /// The longest history whose positions, at ratio `ratio`, leave a table word of `exponent_bits` stamps for four steps of
@@ -107,7 +108,7 @@ static_assert(default_staging_rows(8, 2048, 4096) == 12'288 && default_staging_r
 static_assert(staging_slots(12'288, 64) == 12'288 && staging_slots(1, 64) == 64 && staging_slots(0, 64) == 0);
 static_assert(staging_plane_bytes({{576, 8}, 64, 576}, 65) == 2 * 37'440);
 static_assert(position_bits(1 << 20, 1) == 20 && position_bits(1 << 20, 4) == 18 &&
-              position_bits((1 << 20) + 1, 1) == 21 && position_bits(1, 1) == 1);
+              position_bits((1 << 20) + 1, 1) == 21 && position_bits(1, 1) == 8);
 static_assert(map_bytes(1 << 20, 64) == 131'072);
 
 }  // namespace ebb

@@ -7,13 +7,21 @@
 #define EBB_VERSION_MINOR 1
 
 /// EBB_FN marks what runs on the host and in a kernel; EBB_BODY goes before a templated body operator, whose team
-/// decides where it runs.
+/// decides where it runs; EBB_UNROLL goes before a loop whose arrays a kernel is to keep in registers, EBB_ROLL before
+/// one that is to stay small: a kernel that runs for microseconds waits for its own instructions.
 #if defined(__CUDACC__)
 #define EBB_FN __host__ __device__
 #define EBB_BODY _Pragma("nv_exec_check_disable")
 #else
 #define EBB_FN
 #define EBB_BODY
+#endif
+#if defined(__CUDA_ARCH__)
+#define EBB_UNROLL _Pragma("unroll")
+#define EBB_ROLL _Pragma("unroll 1")
+#else
+#define EBB_UNROLL
+#define EBB_ROLL
 #endif
 
 /// An internal invariant of host code. Bad input never reaches one: it is refused by an exception, a result or a

@@ -38,8 +38,8 @@ struct request_gauges {
   int promised = 0;    ///< frames it may require
 };
 
-inline counters counters_of(std::uint64_t const (&device)[device_counts], moved_bytes const& moved, std::uint64_t steps,
-                            move_counts const& pages) {
+inline counters counters_of(std::uint64_t const (&device)[device_counts], std::uint64_t row_bytes,
+                            moved_bytes const& moved, std::uint64_t steps, move_counts const& pages) {
   auto const of = [&](count k) { return device[static_cast<int>(k)]; };
   return {.tail_hits = of(count::tail_hits),
           .lent_hits = of(count::lent_hits),
@@ -49,7 +49,7 @@ inline counters counters_of(std::uint64_t const (&device)[device_counts], moved_
           .rejected = of(count::rejected),
           .lost = of(count::lost),
           .fetched_rows = of(count::fetched_rows),
-          .fetched_bytes = of(count::fetched_bytes),
+          .fetched_bytes = of(count::fetched_rows) * row_bytes,
           .staged_rows = of(count::staged_rows),
           .backed_up_bytes = moved.backed_up,
           .refilled_bytes = moved.refilled,

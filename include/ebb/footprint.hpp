@@ -108,8 +108,7 @@ constexpr footprint footprint_of(geometry<P> const& g, pool_sizes const& sizes) 
         sizes.requests * (P::tiers::caches ? std::max(ways_of_set(g, set, sizes.hot_rows), set_ways) : 0) * word_bytes;
   std::int64_t const uses = P::keep::wants_uses ? pages_for(sizes.max_tokens, P::page_tokens) : 0;
   out.map = sizes.requests * (map_bytes(sizes.max_tokens, P::page_tokens) + (hot + uses) * word_bytes);
-  out.lists = sizes.max_batch * P::max_queries * P::top_k *
-              static_cast<std::int64_t>(sizeof(missing_row) + sizeof(planned_row));
+  out.lists = sizes.max_batch * resolve_body<P>::list_rows * static_cast<std::int64_t>(sizeof(wanted_row));
   out.host = sizes.host_pages * g.page_bytes();
   return out;
 }

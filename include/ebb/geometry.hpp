@@ -96,10 +96,7 @@ struct geometry {
   EBB_FN constexpr int ratio_of_set(int set) const { return ratio_[source_of_set(set, 0)]; }
   EBB_FN constexpr int rows_per_page(int source) const { return P::page_tokens / ratio_[source]; }
   EBB_FN constexpr page_layout layout(int source) const {
-    page_layout out;
-    out.rows = rows_per_page(source);
-    out.row.in_row = P::row.in_row;
-    out.row.at_page_end = P::row.at_page_end;
+    page_layout out{P::row, rows_per_page(source), 1};
     out.stride = stride_[source];
     return out;
   }

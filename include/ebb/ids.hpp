@@ -34,7 +34,7 @@ struct request_id {
 };
 
 /// One word of the resident map: where a page is on the GPU and where its host copy is.
-struct map_entry {
+struct alignas(8) map_entry {
   frame_id frame = frame_id::none;
   host_page_id host = host_page_id::none;
   friend constexpr bool operator==(map_entry const&, map_entry const&) = default;

@@ -356,7 +356,7 @@ class residency {
   counters counts() const {
     std::uint64_t n[device_counts];
     tables_.peek(n);
-    return counters_of(n, copies_.bytes(), steps_, book().counts);
+    return counters_of(n, P::row.total(), copies_.bytes(), steps_, book().counts);
   }
   /// The pools at this moment. Cost: one look at every request slot.
   gauges pools() const {

@@ -9,18 +9,15 @@
 #include <ebb/tiers/host_pages.hpp>
 #include <ebb/tiers/row_table.hpp>
 
+#include <type_traits>
+
 namespace ebb {
 
-/// A position that was not found, and where its address goes.
-struct missing_row {
-  std::int32_t position;
-  std::int32_t entry;    ///< index into the request's metadata
+/// A position that was not found: where it comes from and where its address goes.
+struct alignas(16) wanted_row {
   std::int64_t backing;  ///< row of the backing tier
-};
-/// A claimed row: where it comes from and the row slot it goes to.
-struct planned_row {
-  std::int64_t backing;
-  std::int32_t address;  ///< of the group's first source
+  std::int32_t row;  ///< its position; once claimed, the address of its slot in the group's first source, −1: another's
+  std::int32_t entry;  ///< index into the request's metadata
 };
 
 /// The table of one place for all requests: `ways` words each.
@@ -40,257 +37,459 @@ struct table_ref {
 ///
 /// Shapes: selection `[padded · queries][top_k]` positions in rows of the group's sources, −1 = none; metadata as its
 /// policy says. Concurrency: one team per request; teams share nothing but counters. Cost: two map and table looks for
-/// each position, bytes of missing rows over the link; neither history length nor loans matter.
+/// each position, bytes of missing rows over the link; neither history length nor loans matter. A row cache of up to
+/// `near_ways` ways is read once into shared memory and searched there, where a larger one is searched in device memory.
 template <policy P>
 struct resolve_body {
-  static constexpr int threads = 512;
+  static constexpr int threads(int blocks) { return blocks <= 2 ? 1024 : 512; }
+  static constexpr int most_blocks = 8;
+  static constexpr int near_ways = 8192;
+  static constexpr int near_frames = 512;
+  static constexpr int near_list = 1024;  ///< wanted rows of a block that shared memory holds
   using metadata = typename P::metadata;
   using cache = typename P::tiers::cache;
   using geo = geometry_of<P>;
   static constexpr int largest_set = geo::largest_set();
   static constexpr int width = metadata::width(P::top_k);
+  /// Wanted rows of a request that shared memory may lack room for, whatever its team.
+  static constexpr int list_rows = [] {
+    int most = 0;
+    for (int blocks = 1; blocks <= most_blocks; blocks *= 2) {
+      int const columns = (P::top_k + 32 * blocks - 1) / (32 * blocks) * 32;  // that the lanes of a block look at
+      int const rows = blocks * (P::max_queries * columns - near_list);
+      most = rows > most ? rows : most;
+    }
+    return most;
+  }();
 
   step_ref<P> step;
   table_ref hot;
   table_ref staging;
   source_view sources[largest_set];
   int source_count;
-  int rows_per_page;
-  int ratio;
+  int page_shift;  ///< log2 of rows per page
+  int ratio_shift;
   int queries;
   std::int32_t const* selection;
   typename metadata::ref out;
-  missing_row* missing;  ///< [max_batch][max_queries · top_k]
-  planned_row* plan;     ///< the same
-  std::uint64_t* counters;
+  wanted_row* lists;          ///< [max_batch][list_rows]
+  std::uint64_t* counters;    ///< [max_batch][device_counts]
   std::int32_t zero_address;  ///< a row of zeroes, where the metadata needs one
 
   struct shared {
     std::uint32_t missing;
-    std::uint32_t fetched;
-    std::uint32_t counts[device_counts];
+    std::int32_t frames[near_frames];
+    alignas(16) std::uint32_t words[near_ways];
+    alignas(16) std::uint32_t tags[near_ways / 4];
+    wanted_row list[near_list];
   };
 
   EBB_BODY
   template <team T>
   EBB_FN void operator()(T const& t, int item, shared& s) const {
-    bool const real = item < static_cast<int>(step.header[header_words::requests]);
-    row_record const row = real ? step.rows[item] : row_record{0, 0, 0};
-    if (t.rank() == 0) s.missing = s.fetched = 0;
-    for (int i = t.rank(); i < device_counts; i += T::width) s.counts[i] = 0;
-    t.sync();
-
+    chunk<T> first;
+    read_positions(t, item, 0, 0, first);
+    view<T> const v{*this, t, s, item};
     tally n{};
-    std::int64_t const first = std::int64_t{item} * queries;
-    for (int j = 0; j < queries; ++j) find(t, item, row, real, j, metadata::entries(out) + (first + j) * width, s, n);
-    t.sync();
-    if (s.missing > 0) {
-      claim(t, item, row, metadata::entries(out) + first * width, s, n);
-      t.sync();
-      copy(t, item, static_cast<int>(s.fetched));
+    if (t.block_rank() == 0) s.missing = 0;
+    read_map(v, 0, first, n);
+    if (v.cached) stage(v);
+    t.block_sync();
+    EBB_ROLL
+    for (int j = 0; j < queries; ++j) find(v, j, first, n);
+    report(v, n);
+    if (!v.cached) return;  // all was found in frames
+    t.block_sync();
+    std::uint32_t const missing = s.missing;
+    t.sync_or_leave(missing == 0);
+    if (missing > 0) {
+      claim(v, static_cast<int>(missing));
+      t.block_sync();
     }
-    report(t, s, n);
+    if (v.hot.words == s.words) put_back(v);
+    if (missing > 0) copy(v, static_cast<int>(missing));
   }
 
  private:
   /// What one lane counted.
   struct tally {
-    std::uint32_t of[device_counts];
-    EBB_FN void add(count c, std::uint32_t k = 1) {
-      if constexpr (P::count) of[static_cast<int>(c)] += k;
+    std::uint32_t tail, lent, hot, invalid;
+  };
+  /// One request as its team sees it.
+  template <class T>
+  struct view {
+    T const& t;
+    shared& s;
+    int item;
+    bool real;
+    bool cached;  ///< the row cache is to be asked
+    row_record row;
+    std::uint32_t staging_now;
+    row_table hot;
+    std::uint32_t* far_words;  ///< of the row cache, in device memory
+    wanted_row* far;           ///< this block's part of the request's list
+    typename metadata::entry* entries;
+    std::uint64_t* counters;
+
+    EBB_FN view(resolve_body const& b, T const& team, shared& memory, int i)
+        : t{team},
+          s{memory},
+          item{i},
+          real{i < static_cast<int>(b.step.header[header_words::requests])},
+          cached{real && b.step.header[header_words::direct] == 0},
+          row{b.step.rows[i]},
+          staging_now{b.step.header[header_words::staging_stamp] + static_cast<std::uint32_t>(b.staging.ordinal)} {
+      if (!real) row = {0, 0, 0};
+      bool const near = cached && b.hot.ways > 0 && b.hot.ways <= near_ways && b.step.hot <= near_frames;
+      far_words = b.hot.words + std::int64_t{row.slot} * b.hot.stride();
+      hot = {.words = near && T::blocks == 1 ? memory.words : far_words,
+             .ways = b.hot.ways,
+             .format = b.hot.format,
+             .now = b.step.header[b.hot.stamp_word] + static_cast<std::uint32_t>(b.hot.ordinal),
+             .steps = b.hot.steps,
+             .seen = memory.words,
+             .tags = memory.tags,
+             .near = near};
+      far = b.lists + std::int64_t{i} * list_rows + t.block() * (list_rows / T::blocks);
+      entries = metadata::entries(b.out) + std::int64_t{i} * b.queries * width;
+      counters = b.counters + i * device_counts;
     }
+    EBB_FN wanted_row& wanted(int i) const { return i < near_list ? s.list[i] : far[i - near_list]; }
   };
 
-  EBB_FN row_table table_of(table_ref const& ref, int owner) const {
-    std::uint32_t const now = step.header[ref.stamp_word] + static_cast<std::uint32_t>(ref.ordinal);
-    return {ref.words + std::int64_t{owner} * ref.stride(), ref.ways, ref.format, now, ref.steps};
+  /// Counts what is rare at once.
+  template <class T>
+  EBB_FN void tell(view<T> const& v, count c, std::uint32_t n) const {
+    if constexpr (P::count) v.t.add(v.counters + static_cast<int>(c), std::uint64_t{n});
+  }
+
+  /// Brings the row cache's words and frames near: as many loads at a time as a table of 8 words a lane needs.
+  template <class T>
+  EBB_FN void stage(view<T> const& v) const {
+    if (!v.hot.near) return;
+    EBB_ROLL
+    for (int i = v.t.block_rank(); i < step.hot; i += T::block_width)
+      v.s.frames[i] = step.hot_frames[std::int64_t{v.row.slot} * step.hot + i];
+    four_words const* const from = reinterpret_cast<four_words const*>(v.far_words);
+    int const all = hot.stride() / 4;
+    int const stamp_and_exponent = 32 - hot.format.position_bits;
+    EBB_ROLL
+    for (int first = v.t.block_rank(); first < all; first += 2 * T::block_width) {
+      four_words held[2];
+      EBB_UNROLL
+      for (int k = 0; k < 2; ++k) {
+        int const i = first + k * T::block_width;
+        if (i < all) held[k] = from[i];
+      }
+      EBB_UNROLL
+      for (int k = 0; k < 2; ++k) {
+        int const i = first + k * T::block_width;
+        if (i >= all) continue;
+        reinterpret_cast<four_words*>(v.s.words)[i] = held[k];
+        std::uint32_t tags = 0;
+        EBB_UNROLL
+        for (int b = 0; b < 4; ++b) tags |= tag_of(held[k].of[b] >> stamp_and_exponent) << 8 * b;
+        v.s.tags[i] = tags;
+      }
+    }
+  }
+  /// A team of one block changes the near words: they replace the far ones.
+  template <class T>
+  EBB_FN void put_back(view<T> const& v) const {
+    four_words* const to = reinterpret_cast<four_words*>(v.far_words);
+    EBB_ROLL
+    for (int i = v.t.block_rank(); i < hot.stride() / 4; i += T::block_width)
+      to[i] = reinterpret_cast<four_words const*>(v.s.words)[i];
   }
 
   /// The row slot of a way, as an address from the first source.
-  EBB_FN std::int32_t hot_address(row_record const& row, int way) const {
-    return step.hot_frames[std::int64_t{row.slot} * step.hot + way / rows_per_page] * rows_per_page +
-           way % rows_per_page;
+  template <class T>
+  EBB_FN std::int32_t hot_address(view<T> const& v, int way) const {
+    int const k = way >> page_shift;
+    std::int32_t const frame = v.hot.near ? v.s.frames[k] : step.hot_frames[std::int64_t{v.row.slot} * step.hot + k];
+    return (frame << page_shift) + (way & ((1 << page_shift) - 1));
   }
 
+  /// What a lane looks for at a time.
   template <class T>
-  EBB_FN void find(T const& t, int item, row_record const& row, bool real, int j, typename metadata::entry* entries,
-                   shared& s, tally& n) const {
-    constexpr int passes = (P::top_k + T::width - 1) / T::width;
-    std::int64_t const query = std::int64_t{item} * queries + j;
-    std::int32_t const bound = real ? step.bounds[query] / ratio : 0;
-    bool const direct = step.header[header_words::direct] != 0;
-    typename metadata::entry filler = metadata::invalid();
-    if constexpr (metadata::packed) filler = metadata::make(sources[0], newest_row(row, real));
-    int valid_before = 0;
-    for (int pass = 0; pass < passes; ++pass) {
-      int const column = pass * T::width + t.rank();
-      std::int32_t const position = real && column < P::top_k ? selection[query * P::top_k + column] : -1;
-      bool const valid = position >= 0 && position < bound;
-      if (real && column < P::top_k && !valid) n.add(position == -1 ? count::invalid : count::rejected);
-      int at = column;
-      if constexpr (metadata::packed) {
-        vote const v = t.prefix(valid);
-        at = valid_before + v.before;
-        valid_before += v.all;
+  struct chunk {
+    static constexpr int passes = (P::top_k + T::width - 1) / T::width;  ///< of a query
+    static constexpr int size = passes < 4 ? passes : 4;
+    std::int32_t bound;           ///< of the query, tokens
+    std::int32_t position[size];  ///< −1: none
+    map_entry where[size];
+
+    /// The next column's turn.
+    EBB_FN void turn() {
+      EBB_UNROLL
+      for (int k = 0; k + 1 < size; ++k) {
+        position[k] = position[k + 1];
+        where[k] = where[k + 1];
       }
-      if (valid) {
-        look(t, item, row, position, entries, at, j * width + at, direct, s, n);
-      } else if (!metadata::packed && column < P::top_k) {
-        entries[column] = filler;
+    }
+  };
+  template <class T>
+  EBB_FN void read_positions(T const& t, int item, int j, int first, chunk<T>& c) const {
+    int const query = item * queries + j;
+    std::int32_t const* const from = selection + std::int64_t{query} * P::top_k;
+    EBB_UNROLL
+    for (int k = 0; k < chunk<T>::size; ++k) {
+      int const column = (first + k) * T::width + t.rank();
+      c.position[k] = column < P::top_k ? from[column] : -1;
+    }
+    c.bound = step.bounds[query];
+  }
+  template <class T>
+  EBB_FN void read_map(view<T> const& v, int first, chunk<T>& c, tally& n) const {
+    map_entry const* const map = &step.map.at(v.row.slot, 0);
+    EBB_UNROLL
+    for (int k = 0; k < chunk<T>::size; ++k) {
+      int const column = (first + k) * T::width + v.t.rank();
+      std::int32_t const bound = v.real ? c.bound >> ratio_shift : 0;
+      bool const valid = c.position[k] >= 0 && c.position[k] < bound;
+      bool const refused = v.real && column < P::top_k && !valid;
+      n.invalid += refused && c.position[k] == -1;
+      if (refused && c.position[k] != -1) [[unlikely]]
+        tell(v, count::rejected, 1);
+      if (!valid) c.position[k] = -1;
+      if (valid) c.where[k] = map[c.position[k] >> page_shift];
+    }
+  }
+
+  /// One query; `c` holds its first chunk, and afterwards the next query's.
+  template <class T>
+  EBB_FN void find(view<T> const& v, int j, chunk<T>& c, tally& n) const {
+    typename metadata::entry* const entries = v.entries + j * width;
+    typename metadata::entry filler = metadata::invalid();
+    if constexpr (metadata::packed) filler = metadata::make(sources[0], newest_row(v));
+    int valid_before = 0;
+    EBB_ROLL
+    for (int first = 0; first < chunk<T>::passes; first += chunk<T>::size) {
+      chunk<T> next;
+      bool const ends = first + chunk<T>::size >= chunk<T>::passes;
+      bool const more = !ends || j + 1 < queries;
+      int const next_query = ends ? j + 1 : j, next_first = ends ? 0 : first + chunk<T>::size;
+      if (more) read_positions(v.t, v.item, next_query, next_first, next);
+      EBB_ROLL
+      for (int k = 0; k < chunk<T>::size; ++k, c.turn()) {
+        int const column = (first + k) * T::width + v.t.rank();
+        bool const valid = c.position[0] >= 0;
+        int at = column;
+        if constexpr (metadata::packed) {
+          vote const all = v.t.prefix(valid);
+          at = valid_before + all.before;
+          valid_before += all.all;
+        }
+        if (valid) {
+          look(v, c.position[0], c.where[0], entries, at, j * width + at, n);
+        } else if (!metadata::packed && column < P::top_k) {
+          entries[column] = filler;
+        }
+      }
+      if (more) {
+        read_map(v, next_first, next, n);
+        c = next;
       }
     }
     int const used = metadata::packed ? valid_before : P::top_k;
-    for (int i = used + t.rank(); i < width; i += T::width) entries[i] = filler;
+    EBB_ROLL
+    for (int i = used + v.t.rank(); i < width; i += T::width) entries[i] = filler;
     if constexpr (metadata::packed) {
-      if (t.rank() == 0) metadata::lengths(out)[query] = valid_before > 1 ? valid_before : 1;
+      if (v.t.rank() == 0)
+        metadata::lengths(out)[std::int64_t{v.item} * queries + j] = valid_before > 1 ? valid_before : 1;
     }
   }
 
   /// One valid position: in a frame, in the row cache, or noted as missing.
   template <class T>
-  EBB_FN void look(T const& t, int item, row_record const& row, std::int32_t position,
-                   typename metadata::entry* entries, int at, int entry, bool direct, shared& s, tally& n) const {
-    std::int64_t const page = position / rows_per_page;
-    int const offset = position % rows_per_page;
-    map_entry const where = step.map.at(row.slot, page);
+  EBB_FN void look(view<T> const& v, std::int32_t position, map_entry const& where, typename metadata::entry* entries,
+                   int at, int entry, tally& n) const {
+    std::int32_t const page = position >> page_shift;
+    int const offset = position & ((1 << page_shift) - 1);
     if constexpr (P::keep::wants_uses) {
-      std::uint32_t const now = step.header[header_words::staging_stamp] + static_cast<std::uint32_t>(staging.ordinal);
-      if (mix(static_cast<std::uint32_t>(position), mix(now, 0)) % defaults::use_sample == 0) {
-        t.add(step.uses + std::int64_t{row.slot} * step.map.pages + page, std::uint32_t{1});
+      if (mix(static_cast<std::uint32_t>(position), mix(v.staging_now, 0)) % defaults::use_sample == 0) {
+        v.t.add(step.uses + std::int64_t{v.row.slot} * step.map.pages + page, std::uint32_t{1});
       }
     }
     if (where.frame != frame_id::none) {
-      entries[at] = metadata::make(sources[0], index(where.frame) * rows_per_page + offset);
-      n.add(page >= row.tail_first ? count::tail_hits : count::lent_hits);
+      entries[at] = metadata::make(sources[0], (index(where.frame) << page_shift) + offset);
+      bool const tail = page >= v.row.tail_first;
+      n.tail += tail;
+      n.lent += !tail;
       return;
     }
     if constexpr (P::tiers::caches) {
-      if (!direct) {
-        int const way = cache::find(t, table_of(hot, row.slot), position);
+      if (v.cached) {
+        int const way = cache::find(v.t, v.hot, position);
         if (way >= 0) {
-          entries[at] = metadata::make(sources[0], hot_address(row, way));
-          n.add(count::hot_hits);
+          entries[at] = metadata::make(sources[0], hot_address(v, way));
+          ++n.hot;
           return;
         }
       }
     }
-    std::int64_t const backing = direct ? -1 : P::tiers::fetch(where, offset, rows_per_page);
-    if (backing < 0) {
-      entries[at] = metadata::packed ? metadata::make(sources[0], zero_address) : metadata::invalid();
-      n.add(count::lost);
+    std::int64_t const backing = v.cached ? P::tiers::fetch(where, offset, 1 << page_shift) : -1;
+    if (backing < 0) [[unlikely]] {
+      entries[at] = lost();
+      tell(v, count::lost, 1);
       return;
     }
-    n.add(count::misses);
-    missing[std::int64_t{item} * P::max_queries * P::top_k + t.add(&s.missing, 1u)] = {position, entry, backing};
+    v.wanted(static_cast<int>(v.t.add(&v.s.missing, 1u))) = {backing, position, entry};
+  }
+  EBB_FN typename metadata::entry lost() const {
+    return metadata::packed ? metadata::make(sources[0], zero_address) : metadata::invalid();
   }
 
-  template <class T>
-  EBB_FN void claim(T const& t, int item, row_record const& row, typename metadata::entry* entries, shared& s,
-                    tally& n) const {
-    missing_row const* const wanted = missing + std::int64_t{item} * P::max_queries * P::top_k;
-    planned_row* const rows = plan + std::int64_t{item} * P::max_queries * P::top_k;
-    int const all = static_cast<int>(s.missing);
-    for (int i = t.rank(); i < all; i += T::width) {
-      missing_row const m = wanted[i];
-      slot_of const slot = claim_one(t, item, row, m.position);
-      if (slot.address < 0) {
-        entries[m.entry] = metadata::packed ? metadata::make(sources[0], zero_address) : metadata::invalid();
-        n.add(count::lost);
-        continue;
+  /// The pieces of one row that a lane holds on their way: neighbouring lanes of a bundle have neighbouring ones, and a
+  /// bundle reads whole aligned runs of them (128 bytes on a GPU), so that each crosses the link once.
+  template <class T, int Width, int Parts>
+  struct in_flight {
+    static constexpr int reach = (Parts + 2 * (T::bundle - 1)) / T::bundle;  ///< runs that a row may touch
+    static constexpr int size = reach < 8 ? reach : 8;
+    piece<Width> held[size];
+
+    EBB_FN static int part(T const& t, std::int64_t from, int k) {
+      return k * T::bundle + t.bundle_rank() - static_cast<int>(from / Width % T::bundle);
+    }
+    EBB_FN void read(T const& t, std::byte const* host, std::int64_t from, int first) {
+      std::byte const* at[size];
+      EBB_UNROLL
+      for (int k = 0; k < size; ++k) {
+        int const i = part(t, from, first + k);
+        at[k] = i >= 0 && i < Parts ? host + from + i * Width : nullptr;
       }
-      entries[m.entry] = metadata::make(sources[0], slot.address);
-      if (!slot.fetch) continue;
-      rows[t.add(&s.fetched, 1u)] = {m.backing, slot.address};
-      n.add(count::fetched_rows, static_cast<std::uint32_t>(source_count));
-      if (slot.staged) n.add(count::staged_rows);
+      t.read(held, at);
+    }
+    EBB_FN void write(T const& t, std::byte* base, std::int64_t to, std::int64_t from, int first) const {
+      std::byte* at[size];
+      EBB_UNROLL
+      for (int k = 0; k < size; ++k) {
+        int const i = part(t, from, first + k);
+        at[k] = i >= 0 && i < Parts ? base + to + i * Width : nullptr;
+      }
+      t.write(at, held);
+    }
+  };
+  template <class T>
+  struct row_in_flight {
+    using rows = in_flight<T, geo::in_row_width, P::row.in_row / geo::in_row_width>;
+    using ends = in_flight<T, geo::page_end_width, P::row.at_page_end / geo::page_end_width>;
+    static constexpr bool has_end = P::row.at_page_end > 0;
+    rows row;
+    std::conditional_t<has_end, ends, no_shared> end;
+
+    /// The first pieces of a row; `write` brings the rest.
+    EBB_FN void read(T const& t, source_view const& v, std::int64_t backing) {
+      row.read(t, v.host, v.host_layout.in_row_offset(backing), 0);
+      if constexpr (has_end) end.read(t, v.host, v.host_layout.page_end_offset(backing), 0);
+    }
+    EBB_FN void write(T const& t, source_view const& v, std::int64_t backing, std::int32_t address) {
+      put(t, row, v, v.host_layout.in_row_offset(backing), v.layout.in_row_offset(address));
+      if constexpr (has_end) put(t, end, v, v.host_layout.page_end_offset(backing), v.layout.page_end_offset(address));
+    }
+
+   private:
+    template <class F>
+    EBB_FN static void put(T const& t, F& flying, source_view const& v, std::int64_t from, std::int64_t to) {
+      flying.write(t, v.base, to, from, 0);
+      for (int first = F::size; first < F::reach; first += F::size) {
+        flying.read(t, v.host, from, first);
+        flying.write(t, v.base, to, from, first);
+      }
+    }
+  };
+
+  /// Gives each wanted row a slot, a bundle of lanes a row. All claims come before the first copy: on a GPU loads
+  /// return in order, and what is read over the link would hold up the claims behind it.
+  template <class T>
+  EBB_FN void claim(view<T> const& v, int all) const {
+    std::uint32_t fetched = 0, staged = 0;
+    EBB_ROLL
+    for (int first = 0; first < all; first += T::block_width / T::bundle) {
+      int const i = first + v.t.block_rank() / T::bundle;
+      bool const wants = i < all;
+      wanted_row const w = wants ? v.wanted(i) : wanted_row{0, -1, 0};
+      slot_of const slot = claim_one(v, w.row);
+      if (!wants || v.t.bundle_rank() != 0) continue;
+      v.entries[w.entry] = slot.address < 0 ? lost() : metadata::make(sources[0], slot.address);
+      if (slot.address < 0) [[unlikely]]
+        tell(v, count::lost, 1);
+      v.wanted(i).row = slot.fetch ? slot.address : -1;
+      fetched += slot.fetch;
+      staged += slot.fetch && slot.staged;
+    }
+    if constexpr (P::count) {
+      if (v.t.block_rank() == 0) tell(v, count::misses, static_cast<std::uint32_t>(all));
+      v.t.add_all(v.counters + static_cast<int>(count::fetched_rows),
+                  fetched * static_cast<std::uint32_t>(source_count));
+      v.t.add_all(v.counters + static_cast<int>(count::staged_rows), staged);
     }
   }
-
+  /// Copies the rows that were given slots, for every source of the set, a bundle a row.
+  template <class T>
+  EBB_FN void copy(view<T> const& v, int all) const {
+    EBB_ROLL
+    for (int i = v.t.block_rank() / T::bundle; i < all; i += T::block_width / T::bundle) {
+      wanted_row const w = v.wanted(i);
+      if (w.row < 0) continue;
+      EBB_ROLL
+      for (int k = 0; k < source_count; ++k) {
+        row_in_flight<T> flying;
+        flying.read(v.t, sources[k], w.backing);
+        flying.write(v.t, sources[k], w.backing, address_in(sources[k], w.row));
+      }
+    }
+  }
   struct slot_of {
     std::int32_t address = -1;
     bool fetch = false;
     bool staged = false;
   };
   /// The places in list order, then once more for anything unpinned: with hot rows + staging ≥ queries · top_k a claim
-  /// always succeeds.
+  /// always succeeds. Collective of the warp; position −1: nothing is wanted.
   template <class T>
-  EBB_FN slot_of claim_one(T const& t, int item, row_record const& row, std::int32_t position) const {
+  EBB_FN slot_of claim_one(view<T> const& v, std::int32_t position) const {
+    row_table const staged_rows{staging.words + std::int64_t{v.item} * staging.stride(), staging.ways, staging.format,
+                                v.staging_now, staging.steps};
     slot_of slot{};
-    for (int last = 0; last < 2 && slot.address < 0; ++last) {
+    EBB_ROLL
+    for (int last = 0; last < 2; ++last) {
       P::tiers::for_each_place([&]<class Place>() {
-        if (slot.address >= 0) return;
+        std::int32_t const wanted = slot.address < 0 ? position : -1;
+        if (!v.t.some(wanted >= 0)) return;
         constexpr bool staged = Place::kind == tier_kind::staging;
-        claimed const c =
-            Place::claim(t, staged ? table_of(staging, item) : table_of(hot, row.slot), position, last == 1);
-        if (c.way < 0) return;
-        slot = {staged ? sources[0].staging + item * staging.ways + c.way : hot_address(row, c.way), c.fetch, staged};
+        claimed const c = Place::claim(v.t, staged ? staged_rows : v.hot, wanted, last == 1);
+        bool const fetch = v.t.least(c.fetch ? 0 : 1) == 0;  // where lanes of a bundle raced, one of them won
+        if (wanted < 0 || c.way < 0) return;
+        slot = {staged ? sources[0].staging + v.item * staging.ways + c.way : hot_address(v, c.way), fetch, staged};
       });
     }
     return slot;
   }
 
-  /// Rows of the plan for every source of the set: neighbouring lanes on neighbouring bytes, several pieces in flight each.
-  template <class T>
-  EBB_FN void copy(T const& t, int item, int rows) const {
-    planned_row const* const from = plan + std::int64_t{item} * P::max_queries * P::top_k;
-    for (int k = 0; k < source_count; ++k) {
-      source_view const& v = sources[k];
-      copy_pieces<geo::in_row_width, P::row.in_row / geo::in_row_width>(
-          t, rows, [&](int i, int part, std::byte*& a, std::byte const*& b) {
-            a = v.base + v.layout.in_row_offset(address_in(v, from[i].address)) + part * geo::in_row_width;
-            b = v.host + v.host_layout.in_row_offset(from[i].backing) + part * geo::in_row_width;
-          });
-      if constexpr (P::row.at_page_end > 0) {
-        copy_pieces<geo::page_end_width, P::row.at_page_end / geo::page_end_width>(
-            t, rows, [&](int i, int part, std::byte*& a, std::byte const*& b) {
-              a = v.base + v.layout.page_end_offset(address_in(v, from[i].address)) + part * geo::page_end_width;
-              b = v.host + v.host_layout.page_end_offset(from[i].backing) + part * geo::page_end_width;
-            });
-      }
-    }
-  }
   /// The same row slot in another source of the set.
   EBB_FN std::int32_t address_in(source_view const& v, std::int32_t address) const {
     return sources[0].is_staged(address) ? address - sources[0].staging + v.staging : address;
   }
-  template <int Width, int Parts, class T, class Where>
-  EBB_FN static void copy_pieces(T const& t, int rows, Where where) {
-    constexpr int in_flight = 4;
-    for (int first = t.rank(); first < rows * Parts; first += in_flight * T::width) {
-      std::byte* to[in_flight] = {};
-      std::byte const* from[in_flight] = {};
-      for (int k = 0; k < in_flight; ++k) {
-        int const piece = first + k * T::width;
-        if (piece < rows * Parts) where(piece / Parts, piece % Parts, to[k], from[k]);
-      }
-      t.template copy<Width>(to, from);
-    }
-  }
-
   /// The request's newest committed row, or the row of zeroes: a legal dummy.
-  EBB_FN std::int32_t newest_row(row_record const& row, bool real) const {
-    if (!real) return zero_address;
-    std::int64_t const rows = step.committed[row.slot] / ratio;
+  template <class T>
+  EBB_FN std::int32_t newest_row(view<T> const& v) const {
+    if (!v.real) return zero_address;
+    std::int32_t const rows = step.committed[v.row.slot] >> ratio_shift;
     if (rows == 0) return zero_address;
-    map_entry const where = step.map.at(row.slot, (rows - 1) / rows_per_page);
-    return where.frame == frame_id::none
-               ? zero_address
-               : index(where.frame) * rows_per_page + static_cast<int>((rows - 1) % rows_per_page);
+    map_entry const where = step.map.at(v.row.slot, (rows - 1) >> page_shift);
+    return where.frame == frame_id::none ? zero_address
+                                         : (index(where.frame) << page_shift) + ((rows - 1) & ((1 << page_shift) - 1));
   }
 
   template <class T>
-  EBB_FN void report(T const& t, shared& s, tally const& n) const {
+  EBB_FN void report(view<T> const& v, tally const& n) const {
     if constexpr (P::count) {
-      for (int i = 0; i < device_counts; ++i) {
-        if (n.of[i] > 0) t.add(&s.counts[i], n.of[i]);
-      }
-      t.sync();
-      for (int i = t.rank(); i < device_counts; i += T::width) {
-        std::uint64_t const k = i == static_cast<int>(count::fetched_bytes)
-                                    ? std::uint64_t{s.counts[static_cast<int>(count::fetched_rows)]} * P::row.total()
-                                    : s.counts[i];
-        if (k > 0) t.add(counters + i, k);
-      }
+      auto const sum = [&](count c, std::uint32_t k) { v.t.add_all(v.counters + static_cast<int>(c), k); };
+      sum(count::tail_hits, n.tail);
+      sum(count::lent_hits, n.lent);
+      sum(count::hot_hits, n.hot);
+      sum(count::invalid, n.invalid);
     }
   }
 };

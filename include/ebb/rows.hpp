@@ -26,22 +26,25 @@ constexpr int copy_width(std::int64_t bytes) {
 /// One page of one source: `rows` in-row segments, then `rows` page-end segments, then padding up to a multiple of
 /// `multiple`.
 struct page_layout {
-  int rows = 0;
+  int rows = 0;   ///< a power of two
+  int shift = 0;  ///< its logarithm
   row_segments row{};
   std::int64_t stride = 0;  ///< bytes from one page to the next
 
   constexpr page_layout() = default;
-  constexpr page_layout(row_segments segments, int rows_per_page, int multiple)
+  EBB_FN constexpr page_layout(row_segments segments, int rows_per_page, int multiple)
       : rows{rows_per_page},
         row{segments},
-        stride{(std::int64_t{rows_per_page} * segments.total() + multiple - 1) / multiple * multiple} {}
+        stride{(std::int64_t{rows_per_page} * segments.total() + multiple - 1) / multiple * multiple} {
+    while ((1 << shift) < rows) ++shift;
+  }
 
   /// Byte offsets of the segments of a row address (frame · rows + offset) from the base of the pages.
   EBB_FN constexpr std::int64_t in_row_offset(std::int64_t address) const {
-    return address / rows * stride + address % rows * row.in_row;
+    return (address >> shift) * stride + (address & (rows - 1)) * row.in_row;
   }
   EBB_FN constexpr std::int64_t page_end_offset(std::int64_t address) const {
-    return address / rows * stride + std::int64_t{rows} * row.in_row + address % rows * row.at_page_end;
+    return (address >> shift) * stride + std::int64_t{rows} * row.in_row + (address & (rows - 1)) * row.at_page_end;
   }
   /// Payload of a page without its padding.
   EBB_FN constexpr std::int64_t payload() const { return std::int64_t{rows} * row.total(); }

@@ -8,6 +8,7 @@
 #include <ebb/sizes.hpp>
 
 #include <array>
+#include <bit>
 
 namespace ebb {
 
@@ -44,7 +45,12 @@ class step_tables {
   step_ref<P> const& ref() const { return state_; }
   int writes_stride() const { return sizes_.max_batch * P::max_queries; }
   /// Device counters as they are now, beside all streams.
-  void peek(std::uint64_t (&n)[device_counts]) const { space_.peek(n, counters_.get(), sizeof n); }
+  void peek(std::uint64_t (&n)[device_counts]) const {
+    std::vector<std::uint64_t> rows(static_cast<std::size_t>(sizes_.max_batch) * device_counts);
+    space_.peek(rows.data(), counters_.get(), rows.size() * sizeof(std::uint64_t));
+    std::fill(std::begin(n), std::end(n), 0);
+    for (std::size_t i = 0; i < rows.size(); ++i) n[i % device_counts] += rows[i];
+  }
 
   /// Copies, waits, then tables, map and header of the step, in stream order.
   void upload(stream on, step const& s, std::span<request_id const> batch, copy_queue<P, S>& copies) {
@@ -119,13 +125,12 @@ class step_tables {
                          .staging = staging_,
                          .sources = {},
                          .source_count = geometry_.sources_of_set(set),
-                         .rows_per_page = P::page_tokens / geometry_.ratio_of_set(set),
-                         .ratio = geometry_.ratio_of_set(set),
+                         .page_shift = geometry_.layout(geometry_.source_of_set(set, 0)).shift,
+                         .ratio_shift = std::countr_zero(static_cast<unsigned>(geometry_.ratio_of_set(set))),
                          .queries = s.queries,
                          .selection = selection,
                          .out = out,
-                         .missing = missing_,
-                         .plan = plan_,
+                         .lists = lists_,
                          .counters = reinterpret_cast<std::uint64_t*>(counters_.get()),
                          .zero_address = sizes_.frames * (P::page_tokens / geometry_.ratio_of_set(set))};
     if (!tables_.empty()) body.hot = tables_[static_cast<std::size_t>(set)];
@@ -217,10 +222,10 @@ class step_tables {
               P::keep::wants_uses ? device<std::uint32_t>(requests * static_cast<std::size_t>(map_pages())) : nullptr,
               map_.ref(),
               hot_};
-    std::size_t const selected = static_cast<std::size_t>(sizes_.max_batch) * P::max_queries * P::top_k;
-    missing_ = device<missing_row>(selected);
-    plan_ = device<planned_row>(selected);
-    counters_ = space_.device_memory(device_counts * sizeof(std::uint64_t));
+    if constexpr (resolve_body<P>::list_rows > 0)
+      lists_ = device<wanted_row>(static_cast<std::size_t>(sizes_.max_batch) * resolve_body<P>::list_rows);
+    counters_ =
+        space_.device_memory(static_cast<std::size_t>(sizes_.max_batch) * device_counts * sizeof(std::uint64_t));
     for (uses_snapshot& s : uses_) {
       if (P::keep::wants_uses)
         s.memory = space_.shared_memory(static_cast<std::size_t>(sizes_.max_batch) *
@@ -308,9 +313,8 @@ class step_tables {
   table_ref staging_;
   std::uint32_t next_staging_ = 1;
   std::shared_ptr<std::byte> clear_tables_;
-  missing_row* missing_ = nullptr;
-  planned_row* plan_ = nullptr;
-  std::shared_ptr<std::byte> counters_;
+  wanted_row* lists_ = nullptr;
+  std::shared_ptr<std::byte> counters_;  ///< [max_batch][device_counts]
   std::array<uses_snapshot, 2> uses_{};
 };
 

@@ -27,13 +27,19 @@ struct look_up_body {
   EBB_FN void operator()(T const& t, int, shared&) const {
     for (int i = t.rank(); i < count; i += T::width) ways[i] = Cache::find(t, table, positions[i]);
     t.sync();
-    for (int i = t.rank(); i < count; i += T::width) {
-      fetched[i] = 0;
-      if (ways[i] >= 0) continue;
-      claimed c = Cache::claim(t, table, positions[i], false);
-      if (c.way < 0) c = Cache::claim(t, table, positions[i], true);
-      ways[i] = c.way;
-      fetched[i] = c.fetch;
+    constexpr int bundles = T::width / T::bundle;
+    for (int first = 0; first < count; first += bundles) {
+      int const i = first + t.rank() / T::bundle;
+      std::int32_t const wanted = i < count && ways[i] < 0 ? positions[i] : -1;
+      claimed c = Cache::claim(t, table, wanted, false);
+      if (t.some(wanted >= 0 && c.way < 0)) {
+        claimed const other = Cache::claim(t, table, c.way < 0 ? wanted : -1, true);
+        if (c.way < 0) c = other;
+      }
+      bool const fetch = t.least(c.fetch ? 0 : 1) == 0;
+      if (i >= count || t.bundle_rank() != 0) continue;
+      if (wanted >= 0) ways[i] = c.way;
+      fetched[i] = fetch;
     }
   }
 };

@@ -23,24 +23,44 @@
 
 namespace ebb {
 
-/// The one kernel of the library: a block of N threads runs `body` for item `blockIdx.x`.
-template <int N, class Body>
-__global__ void __launch_bounds__(N) launch(__grid_constant__ Body const body) {
+/// What a block may declare, and what it may ask for at launch.
+inline constexpr int declared_memory = 48 * 1024;
+inline constexpr int most_memory = 160 * 1024;
+/// Bytes of `Body::shared` that a launch asks for: all of them where a block may not declare so much.
+template <class Body, int Blocks>
+inline constexpr int asked_memory =
+    sizeof(typename shared_of<Body>::type) + 2 * sizeof(int) * (threads_of<Body, Blocks>() / 32) * Blocks + 16 <=
+            declared_memory
+        ? 0
+        : sizeof(typename shared_of<Body>::type);
+
+/// The one kernel of the library: `Blocks` blocks of N threads run `body` for item `blockIdx.x / Blocks`.
+template <int N, int Blocks, class Body>
+__global__ void __launch_bounds__(N, 1) launch(__grid_constant__ Body const body) {
   using shared = typename shared_of<Body>::type;
-  static_assert(
-      sizeof(shared) + 2 * sizeof(int) * (N / 32) + 16 <= 48 * 1024,
-      "ebb body: `shared` and the team's own words exceed 48 KB, what a block may declare; make `shared` smaller");
+  static_assert(sizeof(shared) <= most_memory,
+                "ebb body: `shared` exceeds 160 KB, what a block may ask for; make `shared` smaller");
   static_assert(
       std::is_trivially_default_constructible_v<shared>,
       "ebb body: `shared` is initialised by its constructor; a team's memory starts uninitialised, let lanes set it");
-  static_assert(N == team_for<Body>::width);
-  team_for<Body> const team;
-  if constexpr (std::is_same_v<shared, no_shared>) {
-    no_shared none;
-    call(body, team, static_cast<int>(blockIdx.x), none);
-  } else {
-    __shared__ shared memory;
-    call(body, team, static_cast<int>(blockIdx.x), memory);
+#if __CUDA_ARCH__ >= 900
+  constexpr bool built = true;
+#else
+  constexpr bool built = Blocks == 1;
+#endif
+  if constexpr (built) {
+    team_for<Body, Blocks> const team;
+    int const item = static_cast<int>(blockIdx.x) / Blocks;
+    if constexpr (std::is_same_v<shared, no_shared>) {
+      no_shared none;
+      call(body, team, item, none);
+    } else if constexpr (asked_memory<Body, Blocks> == 0) {
+      __shared__ shared memory;
+      call(body, team, item, memory);
+    } else {
+      extern __shared__ __align__(16) unsigned char memory[];
+      call(body, team, item, *reinterpret_cast<shared*>(memory));
+    }
   }
 }
 
@@ -78,11 +98,17 @@ class cuda_space {
     if (items < 0) throw std::invalid_argument("run: items is " + std::to_string(items) + ", allowed is 0 or more");
     if (items == 0) return;
     current_device const scope{device()};
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(items));
-    config.blockDim = dim3(threads_of<Body>);
-    config.stream = on.get();
-    check(cudaLaunchKernelEx(&config, ebb::launch<threads_of<Body>, Body>, body));
+    // Clusters need multiprocessors of one group that are free together, so large ones leave some unused.
+    if constexpr (most_blocks_of<Body> >= 8) {
+      if (items * 8 <= state_->multiprocessors * 3 / 4 && has_clusters<Body, 8>()) return enqueue<8>(on, items, body);
+    }
+    if constexpr (most_blocks_of<Body> >= 4) {
+      if (items * 4 <= state_->multiprocessors * 3 / 4 && has_clusters<Body, 4>()) return enqueue<4>(on, items, body);
+    }
+    if constexpr (most_blocks_of<Body> >= 2) {
+      if (items * 2 <= state_->multiprocessors && has_clusters<Body, 2>()) return enqueue<2>(on, items, body);
+    }
+    enqueue<1>(on, items, body);
   }
 
   event record(stream const& on) const {
@@ -171,10 +197,50 @@ class cuda_space {
   [[nodiscard]] nvtx_range range(char const* name) const { return nvtx_range{name}; }
 
  private:
+  template <int Blocks, class Body>
+  void enqueue(stream const& on, int items, Body const& body) const {
+    cudaLaunchAttribute cluster{};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {Blocks, 1, 1};
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(items) * Blocks);
+    config.blockDim = dim3(threads_of<Body, Blocks>());
+    config.stream = on.get();
+    config.attrs = &cluster;
+    config.numAttrs = Blocks > 1 ? 1 : 0;
+    config.dynamicSmemBytes = asked_memory<Body, Blocks>;
+    if constexpr (asked_memory<Body, Blocks> > 0) allow_memory<Body, Blocks>();
+    check(cudaLaunchKernelEx(&config, ebb::launch<threads_of<Body, Blocks>(), Blocks, Body>, body));
+  }
+  /// Once for each device, which has an attribute of its own.
+  template <class Body, int Blocks>
+  void allow_memory() const {
+    static std::atomic<std::uint64_t> allowed{0};
+    std::uint64_t const mine = std::uint64_t{1} << (device() % 64);
+    if ((allowed.load(std::memory_order_relaxed) & mine) != 0) return;
+    check(cudaFuncSetAttribute(ebb::launch<threads_of<Body, Blocks>(), Blocks, Body>,
+                               cudaFuncAttributeMaxDynamicSharedMemorySize, asked_memory<Body, Blocks>));
+    allowed.fetch_or(mine, std::memory_order_relaxed);
+  }
+  /// The device has clusters, and this build has the kernel for them.
+  template <class Body, int Blocks>
+  bool has_clusters() const {
+    static int const built = [] {
+      cudaFuncAttributes attributes{};
+      check(cudaFuncGetAttributes(&attributes, ebb::launch<threads_of<Body, Blocks>(), Blocks, Body>));
+      return attributes.ptxVersion;
+    }();
+    return state_->clusters && built >= 90;
+  }
+
   struct state {
     explicit state(cuda_options const& given) : options{given} {
       if (options.device < 0) check(cudaGetDevice(&options.device));
       current_device const scope{options.device};
+      int flag = 0;
+      check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, options.device));
+      check(cudaDeviceGetAttribute(&flag, cudaDevAttrClusterLaunch, options.device));
+      clusters = flag != 0;
       events = std::make_shared<event_pool>(options.device);
       beside = add_stream();
     }
@@ -200,6 +266,8 @@ class cuda_space {
     }
 
     cuda_options options;
+    int multiprocessors = 0;
+    bool clusters = false;
     std::shared_ptr<event_pool> events;
     std::shared_ptr<std::atomic<std::size_t>> managed = std::make_shared<std::atomic<std::size_t>>(0);
     std::mutex mutex;

@@ -20,10 +20,10 @@
 namespace ebb::host {
 
 /// Teams of W threads that wait for work. Concurrency: one thread calls `run`.
-template <int W, int Teams>
+template <int W, int Teams, int Blocks>
 class team_pool {
  public:
-  using job = std::function<void(int team, thread_team<W> const&)>;
+  using job = std::function<void(int team, thread_team<W, Blocks> const&)>;
 
   team_pool() {
     for (int i = 0; i < W * Teams; ++i) threads_.emplace_back([this, i] { serve(i / W, i % W); });
@@ -60,23 +60,24 @@ class team_pool {
         if (stop_) return;
         now = job_;
       }
+      thread_team<W, Blocks> const t{board, rank};
       try {
-        (*now)(team, thread_team<W>{board, rank});
-      } catch (typename team_board<W>::broken const&) {
-        board.leave();
+        (*now)(team, t);
+      } catch (typename team_board<W, Blocks>::broken const&) {
+        board.leave(t.block());
       } catch (...) {
         {
           std::lock_guard const lock{mutex_};
           if (!failure_) failure_ = std::current_exception();
         }
-        board.leave();
+        board.leave(t.block());
       }
       std::lock_guard const lock{mutex_};
       if (--working_ == 0) end_.notify_one();
     }
   }
 
-  std::array<team_board<W>, Teams> boards_{};
+  std::array<team_board<W, Blocks>, Teams> boards_{};
   std::mutex mutex_{};
   std::condition_variable start_{}, end_{};
   job const* job_ = nullptr;
@@ -91,9 +92,9 @@ class team_pool {
 
 namespace ebb {
 
-/// `Teams` teams of W threads, kept between runs. A body runs when its operation takes place, while the control thread
-/// waits.
-template <int W, int Teams = 2>
+/// `Teams` teams of W threads, kept between runs, each in `Blocks` blocks as a cluster of a GPU. A body runs when its
+/// operation takes place, while the control thread waits.
+template <int W, int Teams = 2, int Blocks = 1>
 class thread_space : public host::queue_space {
  public:
   thread_space() = default;
@@ -104,11 +105,11 @@ class thread_space : public host::queue_space {
     enqueue_run(on, items, [pool = pool_, items, body](host::generator* shuffle) {
       using shared_type = typename shared_of<Body>::type;
       auto const order = item_order(items, shuffle);
-      std::array<host::shared_storage<shared_type>, Teams> shared;
-      pool->run([&](int team, thread_team<W> const& t) {
-        auto& mine = shared[static_cast<std::size_t>(team)];
+      std::array<host::shared_storage<shared_type>, static_cast<std::size_t>(Teams) * Blocks> shared;
+      pool->run([&](int team, thread_team<W, Blocks> const& t) {
+        auto& mine = shared[static_cast<std::size_t>(team * Blocks + t.block())];
         for (std::size_t i = static_cast<std::size_t>(team); i < order.size(); i += Teams) {
-          if (t.rank() == 0) mine.poison();
+          if (t.block_rank() == 0) mine.poison();
           t.sync();
           ebb::call(body, t, order[i], mine.value);
           t.sync();
@@ -118,7 +119,7 @@ class thread_space : public host::queue_space {
   }
 
  private:
-  std::shared_ptr<host::team_pool<W, Teams>> pool_ = std::make_shared<host::team_pool<W, Teams>>();
+  std::shared_ptr<host::team_pool<W, Teams, Blocks>> pool_ = std::make_shared<host::team_pool<W, Teams, Blocks>>();
 };
 static_assert(space<thread_space<4>>);
 

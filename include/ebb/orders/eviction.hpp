@@ -33,7 +33,7 @@ struct word_format {
 /// | expression | returns | meaning |
 /// |---|---|---|
 /// | `E::exponent_bits` | int | bits of a word that the order keeps for itself |
-/// | `E::key(f, word, steps)` | uint32 | rank of a non-empty way; `steps`: resolves of this table in one step |
+/// | `E::key(f, word, steps)` | uint32 | rank of a non-empty way, all from 2^27 − 4 on are equal; `steps`: resolves of this table in one step |
 /// | `E::used(f, word, now)` | uint32 | the exponent after one more use at stamp `now` |
 template <class E>
 concept eviction_order = requires(word_format f, std::uint32_t w, int steps) {
