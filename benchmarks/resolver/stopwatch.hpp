@@ -70,6 +70,8 @@ class stopwatch<ebb::cuda_space> {
 template <>
 inline void copy_in(ebb::cuda_space const&, void* to, void const* from, std::size_t bytes) {
   ebb::check(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice));
+  ebb::check(cudaStreamSynchronize(
+      nullptr));  // of pageable memory the end may still be on its way, and our stream waits for nobody
 }
 #endif
 

@@ -100,7 +100,10 @@ struct device_words {
     for (int step = 1; step < bundle; step *= 2) v = min(v, __shfl_xor_sync(~0u, v, step));
     return v;
   }
-  __device__ bool some(bool p) const { return __any_sync(~0u, p) != 0; }
+  __device__ bool some(bool p) const {
+    __syncwarp();  // what lanes read before it, others may change behind it
+    return __any_sync(~0u, p) != 0;
+  }
 
   /// One atomic a warp.
   __device__ void add_all(std::uint64_t* counter, std::uint32_t n) const {
