@@ -169,7 +169,6 @@ struct resolve_body {
     EBB_ROLL
     for (int i = v.t.block_rank(); i < step.hot; i += T::block_width)
       v.s.frames[i] = step.hot_frames[std::int64_t{v.row.slot} * step.hot + i];
-    four_words const* const from = reinterpret_cast<four_words const*>(v.far_words);
     int const all = hot.stride() / 4;
     int const stamp_and_exponent = 32 - hot.format.position_bits;
     EBB_ROLL
@@ -178,7 +177,10 @@ struct resolve_body {
       EBB_UNROLL
       for (int k = 0; k < 2; ++k) {
         int const i = first + k * T::block_width;
-        if (i < all) held[k] = from[i];
+        // By words: another block of the team may be pinning some of them already.
+        if (i < all)
+          v.t.load_set(static_cast<std::uint32_t const*>(__builtin_assume_aligned(v.far_words + 4 * i, 16)), 4,
+                       held[k].of);
       }
       EBB_UNROLL
       for (int k = 0; k < 2; ++k) {

@@ -26,7 +26,7 @@ struct hot_rows {
     std::uint32_t held = 0;
     int way = -1;
     if (table.near) [[likely]] {
-      way = find_near(table, sets, position, held);
+      way = find_near(t, table, sets, position, held);
     } else {
       way = find_far(t, table, sets, position, held);
     }
@@ -85,7 +85,9 @@ struct hot_rows {
   };
 
   /// Sixteen tags are compared with twelve operations; the words of those that match decide.
-  EBB_FN static int find_near(row_table const& table, pair_of_sets const& sets, std::int32_t position,
+  EBB_BODY
+  template <team T>
+  EBB_FN static int find_near(T const& t, row_table const& table, pair_of_sets const& sets, std::int32_t position,
                               std::uint32_t& held) {
     holds const is{table.format, position};
     std::uint32_t const pattern = tag_of(static_cast<std::uint32_t>(position)) * 0x01010101u;
@@ -103,7 +105,7 @@ struct hot_rows {
       int const bit = lowest(matches);
       matches &= matches - 1;
       int const way = ((bit & 4) != 0 ? sets.first[1] : sets.first[0]) + bit % 4 * 4 + bit / 8;
-      held = table.seen[way];
+      held = t.load(table.seen + way);
       if (is(held)) return way;
     }
     return -1;

@@ -43,7 +43,7 @@ struct staging_rows {
           word = words[i];
         }
         std::uint32_t const least = t.least(best);
-        int const place = static_cast<int>(least / 2);
+        int const place = least == none ? 0 : static_cast<int>(least / 2);
         int const at = start + first + place / 4;
         int const way = (at < quads ? at : at - quads) * 4 + place % 4;
         bool const free = here && least != none && least % 2 == 1;
