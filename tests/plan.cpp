@@ -77,7 +77,7 @@ TEST_CASE("a GLM-5.3 session needs the frames, words and staging worked out by h
   CHECK(plan.whole_pages == 7813);                             // 500,010 tokens
   CHECK(plan.staging_rows == 12'288);                          // 8 × 2048 − 4096
   CHECK(plan.slot_bytes == 131'072 + 4 * 64 + 4 * 21 * 4096);  // map, numbers of hot frames, words of the tables
-  // a plane for each of the four sources of a group, its words, a missing and a planned row for each selected one
+  // a plane for each of the four sources of a group, its words, a wanted row of 16 bytes for each selected one
   CHECK(plan.step_bytes ==
         4LL * 12'288 * 576 + 4 * 12'288 + 16 * (8 * 2048 - 1024));  // shared memory holds 1,024 of the list
   CHECK(plan.index_bytes == 500'010LL * 21 * 132);                  // one key for each group that selects

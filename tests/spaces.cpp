@@ -66,9 +66,7 @@ struct cluster_body {
       s.cells[t.block_rank()] = t.rank();
       t.store(mine + t.rank(), round * 1000 + static_cast<std::uint32_t>(t.rank()));
       t.block_sync();
-      for (int lane = 0; lane < T::block_width; ++lane) {
-        if (lane != t.block_rank() && s.cells[lane] == t.rank()) t.add(wrong, 1u);
-      }
+      if (s.cells[t.block_rank()] != t.rank()) t.add(wrong, 1u);  // no other block wrote here
       t.sync();
       for (int lane = 0; lane < T::width; ++lane) {
         if (t.load(mine + lane) != round * 1000 + static_cast<std::uint32_t>(lane)) t.add(wrong, 1u);

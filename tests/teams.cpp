@@ -51,9 +51,9 @@ struct exchange_body {
   void operator()(T const& t, int item, shared& s) const {
     for (int round = 0; round < 20; ++round) {
       s.cell[t.block_rank()] = round * 100 + t.block_rank() + item;
-      if (round % 3 == 0) t.sync();
-      if (round % 3 == 1) t.prefix(true);
-      if (round % 3 == 2) t.any(false);
+      if (round % 4 == 0) t.sync();
+      if (round % 4 == 1) t.prefix(true);
+      if (round % 4 == 2) t.any(false);
       if (round % 4 == 3) t.block_sync();
       for (int lane = 0; lane < T::block_width; ++lane) {
         if (s.cell[lane] != round * 100 + lane + item) t.add(wrong + item, 1u);

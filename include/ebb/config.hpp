@@ -8,7 +8,7 @@
 
 /// EBB_FN marks what runs on the host and in a kernel; EBB_BODY goes before a templated body operator, whose team
 /// decides where it runs; EBB_UNROLL goes before a loop whose arrays a kernel is to keep in registers, EBB_ROLL before
-/// one that is to stay small: a kernel that runs for microseconds waits for its own instructions.
+/// one whose machine code is to stay small.
 #if defined(__CUDACC__)
 #define EBB_FN __host__ __device__
 #define EBB_BODY _Pragma("nv_exec_check_disable")

@@ -341,8 +341,8 @@ struct resolve_body {
     return metadata::packed ? metadata::make(sources[0], zero_address) : metadata::invalid();
   }
 
-  /// Gives each wanted row a slot, a bundle of lanes a row. All claims come before the first copy: on a GPU loads
-  /// return in order, and what is read over the link would hold up the claims behind it.
+  /// Gives each wanted row a slot, a bundle of lanes a row. All claims come before the first copy: what is read
+  /// over the link holds up later loads of the same multiprocessor, claims among them (decision 10).
   template <class T>
   EBB_FN void claim(view<T> const& v, int all) const {
     std::uint32_t fetched = 0, staged = 0;

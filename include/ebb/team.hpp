@@ -4,6 +4,7 @@
 #include <ebb/config.hpp>
 
 #include <atomic>
+#include <bit>
 #include <concepts>
 #include <cstdint>
 #include <cstring>
@@ -47,6 +48,7 @@ struct alignas(Bytes) piece {
 /// | `t.store(w, v)` | – | relaxed atomic write |
 /// | `t.exchange(w, old, now)` | uint32 | relaxed compare-and-swap; the word that was there: it took place if that is `old` |
 /// | `t.add(c, n)` | value before | relaxed fetch-and-add on a 32- or 64-bit counter |
+/// | `t.lowest(bits)` | int | place of the lowest bit that is set; one is |
 /// | `t.load_set(w, n, out)` | – | n words of a set, each as by `load` |
 /// | `t.template read<B>(held[K], from[K])` | – | K pieces of B bytes (1, 2, 4, 8 or 16, aligned to B), in flight together, streaming where the space can; a null `from` is skipped |
 /// | `t.template write<B>(to[K], held[K])` | – | the same, outwards; a null `to` is skipped |
@@ -68,6 +70,7 @@ concept team = requires(T const t, bool p, std::uint32_t* w, std::uint32_t v, st
   { t.bundle_rank() } -> std::same_as<int>;
   { t.least(v) } -> std::same_as<std::uint32_t>;
   { t.some(p) } -> std::same_as<bool>;
+  { t.lowest(v) } -> std::same_as<int>;
   { t.prefix(p) } -> std::same_as<vote>;
   { t.any(p) } -> std::same_as<bool>;
   { t.load(w) } -> std::same_as<std::uint32_t>;
@@ -89,6 +92,7 @@ struct host_words {
   int bundle_rank() const { return 0; }
   std::uint32_t least(std::uint32_t v) const { return v; }
   bool some(bool p) const { return p; }
+  int lowest(std::uint32_t bits) const { return std::countr_zero(bits); }
   std::uint32_t load(std::uint32_t const* w) const {
     return std::atomic_ref<std::uint32_t>{*const_cast<std::uint32_t*>(w)}.load(std::memory_order_relaxed);
   }

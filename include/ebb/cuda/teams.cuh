@@ -60,6 +60,8 @@ struct device_words {
     }
   }
 
+  __device__ int lowest(std::uint32_t bits) const { return __ffs(static_cast<int>(bits)) - 1; }
+
   template <int Bytes, int K>
   __device__ void read(piece<Bytes> (&held)[K], std::byte const* const (&from)[K]) const {
 #pragma unroll

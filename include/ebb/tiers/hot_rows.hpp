@@ -4,8 +4,6 @@
 #include <ebb/capacity.hpp>
 #include <ebb/tiers/row_table.hpp>
 
-#include <bit>
-
 namespace ebb {
 
 /// A request's fixed cache of single rows in its own frames. A look reads two sets of 64 bytes, whatever the size of
@@ -79,9 +77,8 @@ struct hot_rows {
     std::uint32_t key, others;
     EBB_FN holds(word_format f, std::int32_t position)
         : key{f.make(position, 0, 0)}, others{(1u << (32 - f.position_bits)) - 1} {}
-    EBB_FN bool operator()(std::uint32_t word) const {
-      return word - key - 1 < others;
-    }  // the empty word holds nothing
+    /// The empty word holds nothing.
+    EBB_FN bool operator()(std::uint32_t word) const { return word - key - 1 < others; }
   };
 
   /// Sixteen tags are compared with twelve operations; the words of those that match decide.
@@ -102,7 +99,7 @@ struct hot_rows {
       }
     }
     while (matches != 0) {
-      int const bit = lowest(matches);
+      int const bit = t.lowest(matches);
       matches &= matches - 1;
       int const way = ((bit & 4) != 0 ? sets.first[1] : sets.first[0]) + bit % 4 * 4 + bit / 8;
       held = t.load(table.seen + way);
@@ -110,14 +107,6 @@ struct hot_rows {
     }
     return -1;
   }
-  EBB_FN static int lowest(std::uint32_t bits) {
-#if defined(__CUDA_ARCH__)
-    return __ffs(static_cast<int>(bits)) - 1;
-#else
-    return std::countr_zero(bits);
-#endif
-  }
-
   EBB_BODY
   template <team T>
   EBB_FN static int find_far(T const& t, row_table const& table, pair_of_sets const& sets, std::int32_t position,
