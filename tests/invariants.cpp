@@ -2,6 +2,7 @@
 #include <ebb/ebb.hpp>
 #include <ebb/host/queue_space.hpp>
 #include <ebb/host/serial_space.hpp>
+#include <ebb/host/thread_space.hpp>
 #include <ebb/residency.hpp>
 
 #include <doctest/doctest.h>
@@ -171,6 +172,60 @@ TEST_CASE("I6: a request whose history is in frames reads no set at all") {
   CHECK(first.sets == 0);
   CHECK(second.words == 0);
   CHECK(second.copies == 0);
+}
+
+// ---- I3, I4: lists longer than what shared memory holds
+
+struct long_lists : policy_defaults {
+  static constexpr row_segments row{16};
+  static constexpr int page_tokens = 16;
+  static constexpr int top_k = 1000;
+  static constexpr int max_queries = 5;
+  static constexpr auto layers = separate_layers<1>();
+  static constexpr auto ratios = equal_ratios<1>();
+};
+
+template <class S>
+void long_list(bool alike) {
+  S const space;
+  auto const main = space.make_stream();
+  constexpr int tokens = 16'384, queries = long_lists::max_queries, all = queries * long_lists::top_k;
+  static_assert(all > 2 * resolve_body<long_lists>::near_list);
+  residency<long_lists, S> kv{space,
+                              {.frames = 80,
+                               .host_pages = tokens / 16 + 4,
+                               .requests = 1,
+                               .max_batch = 1,
+                               .max_tokens = tokens + 16,
+                               .hot_rows = 1'008}};
+  request_id const id = or_throw(kv.admit(tokens + 16));
+  std::vector<std::byte> rows(static_cast<std::size_t>(tokens) * 16);
+  for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<std::byte>(i / 16 % 251 + i % 16);
+  kv.reserve_import(id, tokens);
+  kv.wait(kv.import(id, source_id{0}, {rows.data()}));
+  kv.publish(id, tokens);
+  std::vector<std::int32_t> selection(all), out(all);
+  for (int i = 0; i < all; ++i) selection[static_cast<std::size_t>(i)] = (alike ? i % 1000 : i) * 3 + 1;
+  step const s = kv.begin_step(main, {std::span{&id, 1}, queries});
+  kv.addresses(main, s);
+  kv.resolve(main, s, group_id{0}, selection.data(), {out.data()});
+  auto const& v = kv.view(source_id{0});
+  int wrong = 0;
+  for (std::size_t i = 0; i < selection.size(); ++i)
+    wrong += std::memcmp(v.base + v.layout.in_row_offset(out[i]), rows.data() + selection[i] * 16, 16) != 0;
+  CHECK(wrong == 0);
+  counters const n = kv.counts();
+  CHECK(n.misses == all);
+  CHECK(n.fetched_rows == (alike ? 1'000 : all));
+  CHECK(n.lost == 0);
+  kv.end_step(main, s, std::vector{0});
+}
+
+using two_blocks = thread_space<4, 1, 2>;
+TEST_CASE_TEMPLATE("I3, I4: more rows are missing than a block's shared memory lists", S, serial_space, thread_space<4>,
+                   two_blocks) {
+  long_list<S>(false);
+  long_list<S>(true);
 }
 
 // ---- I10: the control plane is a function of its calls and their arguments

@@ -1,5 +1,6 @@
 // O15, O16: what the row cache holds, slot by slot.
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <set>
 
@@ -40,6 +41,28 @@ struct look_up_body {
       if (i >= count || t.bundle_rank() != 0) continue;
       if (wanted >= 0) ways[i] = c.way;
       fetched[i] = fetch;
+    }
+  }
+};
+
+/// Claims staging slots for a list of positions, a bundle each.
+struct stage_body {
+  row_table table;
+  std::int32_t const* positions;
+  int count;
+  std::int32_t* ways;
+  std::uint32_t* fetched;
+
+  EBB_BODY
+  template <team T>
+  EBB_FN void operator()(T const& t, int) const {
+    constexpr int bundles = T::width / T::bundle;
+    for (int first = 0; first < count; first += bundles) {
+      int const i = first + t.rank() / T::bundle;
+      claimed const c = staging_rows::claim(t, table, i < count ? positions[i] : -1, false);
+      if (i >= count || t.bundle_rank() != 0) continue;
+      ways[i] = c.way;
+      fetched[i] = c.fetch;
     }
   }
 };
@@ -130,6 +153,45 @@ bool one_to_one(Table const& t, std::vector<int> const& wanted) {
   }
   auto const rows = t.occupied();
   return std::set<int>(rows.begin(), rows.end()).size() == rows.size() && static_cast<int>(rows.size()) <= t.table.ways;
+}
+
+TEST_CASE_TEMPLATE("O16: staging gives every row one slot until the last, whatever its size", S, EBB_SPACES) {
+  auto const space = make_space<S>();
+  auto const stream = space.make_stream();
+  for (int slots : {1, 2, 3, 5, 16, 40, 61, 96}) {
+    CAPTURE(slots);
+    auto const memory = space.device_memory(static_cast<std::size_t>(std::max(slots, set_ways)) * 4);
+    shared_array<std::int32_t> positions{space, 3 * 97}, ways{space, 3 * 97};
+    shared_array<std::uint32_t> fetched{space, 3 * 97};
+    for (std::uint32_t now = 1; now < 4; ++now) {
+      // Every position three times, and one more position than there are slots.
+      int const n = 3 * (slots + 1);
+      for (int i = 0; i < n; ++i)
+        positions[static_cast<std::size_t>(i)] = static_cast<int>(now) * 1000 + i * 7 % (slots + 1) * 37;
+      row_table const table{reinterpret_cast<std::uint32_t*>(memory.get()), slots, {20, 0}, now, 1};
+      space.run(stream, 1, stage_body{table, positions.data(), n, ways.data(), fetched.data()});
+      finish(space, stream);
+      std::map<int, std::set<int>> ways_of;
+      std::map<int, int> fetches_of;
+      for (std::size_t i = 0; i < static_cast<std::size_t>(n); ++i) {
+        ways_of[positions[i]].insert(ways[i]);
+        fetches_of[positions[i]] += static_cast<int>(fetched[i]);
+      }
+      std::set<int> used;
+      int without = 0;
+      for (auto const& [position, at] : ways_of) {
+        CHECK(at.size() == 1);
+        bool const none = *at.begin() == -1;
+        without += none;
+        CHECK(fetches_of[position] == (none ? 0 : 1));
+        if (!none) CHECK(used.insert(*at.begin()).second);
+      }
+      CHECK(without == static_cast<int>(ways_of.size()) - slots);
+      CHECK(static_cast<int>(used.size()) == slots);
+      CHECK(*used.begin() == 0);
+      CHECK(*used.rbegin() == slots - 1);
+    }
+  }
 }
 
 TEST_CASE_TEMPLATE("O15: a row found behind one that was evicted is a hit and stays in one slot", S, EBB_SPACES) {
