@@ -10,13 +10,16 @@
 #include <ebb/tiers/host_pages.hpp>
 #include <ebb/tiers/row_table.hpp>
 
+#include <algorithm>
+#include <type_traits>
+
 namespace ebb {
 
 /// A position that was not found: where it comes from and where its address goes.
 struct alignas(16) wanted_row {
   std::int64_t backing;  ///< row of the backing tier
-  std::int32_t row;  ///< its position; once claimed, the address of its slot in the group's first source, −1: another's
-  std::int32_t entry;  ///< index into the request's metadata
+  std::int32_t row;      ///< its position; once claimed, the address of its slot in the group's first source
+  std::int32_t entry;    ///< index into the request's metadata; once claimed, 1 where the row is to be fetched
 };
 
 /// The table of one place for all requests: `ways` words each.
@@ -75,12 +78,24 @@ struct resolve_body {
   std::uint64_t* counters;    ///< [max_batch][device_counts]
   std::int32_t zero_address;  ///< a row of zeroes, where the metadata needs one
 
+  /// Rows that queries want after another has listed them.
+  struct repetitions {
+    static constexpr int slots = 4096;
+    static constexpr int most = std::min(P::max_queries * P::top_k, 16384);
+    std::uint32_t noted;
+    std::uint32_t row[slots];        ///< position + 1, 0: free
+    std::uint16_t place[slots];      ///< of the row in the list
+    std::uint32_t slot_entry[most];  ///< slot · 65,536 + index into the request's metadata
+  };
+  static constexpr bool notes_repetitions = P::max_queries > 1 && P::max_queries* width <= 1 << 16;
+
   struct shared {
     std::uint32_t missing;
     std::int32_t frames[near_frames];
     alignas(16) std::uint32_t words[near_ways];
     alignas(16) std::uint32_t tags[near_ways / 4];
     wanted_row list[near_list];
+    std::conditional_t<notes_repetitions, repetitions, no_shared> again;
   };
 
   EBB_BODY
@@ -91,6 +106,11 @@ struct resolve_body {
     view<T> const v{*this, t, s, item};
     tally n{};
     if (t.block_rank() == 0) s.missing = 0;
+    if constexpr (notes_repetitions) {
+      if (t.block_rank() == 0) s.again.noted = 0;
+      EBB_ROLL
+      for (int i = t.block_rank(); queries > 1 && i < repetitions::slots; i += T::block_width) s.again.row[i] = 0;
+    }
     read_map(v, 0, first, n);
     if (v.cached) stage(v);
     t.block_sync();
@@ -104,6 +124,7 @@ struct resolve_body {
     if (missing > 0) {
       claim(v, static_cast<int>(missing));
       t.block_sync();
+      repeat(v);
     }
     if (v.hot.words == s.words) put_back(v);
     if (missing > 0) copy(v, static_cast<int>(missing));
@@ -335,7 +356,51 @@ struct resolve_body {
       tell(v, count::lost, 1);
       return;
     }
+    if constexpr (notes_repetitions) {
+      if (queries > 1 && repeats(v, position, entry, backing)) return;
+    }
     v.wanted(static_cast<int>(v.t.add(&v.s.missing, 1u))) = {backing, position, entry};
+  }
+  /// True where a row is listed by now, by this lane or by another; else the lane lists it once more, which costs a
+  /// claim.
+  template <class T>
+  EBB_FN bool repeats(view<T> const& v, std::int32_t position, int entry, std::int64_t backing) const {
+    repetitions& again = v.s.again;
+    std::uint32_t const row = static_cast<std::uint32_t>(position) + 1;
+    int slot = onto(mix(row, 0x9e3779b9u), repetitions::slots);
+    EBB_ROLL
+    for (int tries = 0; tries < 8; ++tries, slot = (slot + 1) % repetitions::slots) {
+      std::uint32_t const found = v.t.exchange(again.row + slot, 0, row);
+      if (found == 0) {
+        std::uint32_t const place = v.t.add(&v.s.missing, 1u);
+        again.place[slot] = static_cast<std::uint16_t>(place);
+        v.wanted(static_cast<int>(place)) = {backing, position, entry};
+        return true;
+      }
+      if (found != row) continue;
+      std::uint32_t const n = v.t.add(&again.noted, 1u);
+      if (n < repetitions::most)
+        again.slot_entry[n] = static_cast<std::uint32_t>(slot) << 16 | static_cast<std::uint32_t>(entry);
+      return n < repetitions::most;
+    }
+    return false;
+  }
+  /// Gives the repetitions what was claimed for the first of them.
+  template <class T>
+  EBB_FN void repeat(view<T> const& v) const {
+    if constexpr (notes_repetitions) {
+      if (queries == 1) return;
+      repetitions const& again = v.s.again;
+      int const all =
+          static_cast<int>(again.noted) < repetitions::most ? static_cast<int>(again.noted) : repetitions::most;
+      EBB_ROLL
+      for (int i = v.t.block_rank(); i < all; i += T::block_width) {
+        std::uint32_t const n = again.slot_entry[i];
+        std::int32_t const address = v.wanted(again.place[n >> 16]).row;
+        v.entries[n & 0xffff] = address < 0 ? lost() : metadata::make(sources[0], address);
+      }
+      if (v.t.block_rank() == 0) tell(v, count::misses, static_cast<std::uint32_t>(all));
+    }
   }
   EBB_FN typename metadata::entry lost() const {
     return metadata::packed ? metadata::make(sources[0], zero_address) : metadata::invalid();
@@ -356,7 +421,8 @@ struct resolve_body {
       v.entries[w.entry] = slot.address < 0 ? lost() : metadata::make(sources[0], slot.address);
       if (slot.address < 0) [[unlikely]]
         tell(v, count::lost, 1);
-      v.wanted(i).row = slot.fetch ? slot.address : -1;
+      v.wanted(i).row = slot.address;
+      v.wanted(i).entry = slot.fetch;
       fetched += slot.fetch;
       staged += slot.fetch && slot.staged;
     }
@@ -373,7 +439,7 @@ struct resolve_body {
     EBB_ROLL
     for (int i = v.t.block_rank() / T::bundle; i < all; i += T::block_width / T::bundle) {
       wanted_row const w = v.wanted(i);
-      if (w.row < 0) continue;
+      if (w.entry == 0) continue;
       EBB_ROLL
       for (int k = 0; k < source_count; ++k) {
         row_in_flight<P, T> flying;
