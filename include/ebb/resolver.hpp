@@ -10,9 +10,6 @@
 #include <ebb/tiers/host_pages.hpp>
 #include <ebb/tiers/row_table.hpp>
 
-#include <algorithm>
-#include <type_traits>
-
 namespace ebb {
 
 /// A position that was not found: where it comes from and where its address goes.
@@ -78,16 +75,7 @@ struct resolve_body {
   std::uint64_t* counters;    ///< [max_batch][device_counts]
   std::int32_t zero_address;  ///< a row of zeroes, where the metadata needs one
 
-  /// Rows that queries want after another has listed them.
-  struct repetitions {
-    static constexpr int slots = 4096;
-    static constexpr int most = std::min(P::max_queries * P::top_k, 16384);
-    std::uint32_t noted;
-    std::uint32_t row[slots];        ///< position + 1, 0: free
-    std::uint16_t place[slots];      ///< of the row in the list
-    std::uint32_t slot_entry[most];  ///< slot · 65,536 + index into the request's metadata
-  };
-  static constexpr bool notes_repetitions = P::max_queries > 1 && P::max_queries* width <= 1 << 16;
+  static constexpr int near_slots = P::max_queries > 1 ? 4096 : 1;  ///< of the table that finds repetitions
 
   struct shared {
     std::uint32_t missing;
@@ -95,7 +83,7 @@ struct resolve_body {
     alignas(16) std::uint32_t words[near_ways];
     alignas(16) std::uint32_t tags[near_ways / 4];
     wanted_row list[near_list];
-    std::conditional_t<notes_repetitions, repetitions, no_shared> again;
+    std::uint32_t listed[near_slots];  ///< 1 + place in the list of a row, 0: free
   };
 
   EBB_BODY
@@ -106,25 +94,22 @@ struct resolve_body {
     view<T> const v{*this, t, s, item};
     tally n{};
     if (t.block_rank() == 0) s.missing = 0;
-    if constexpr (notes_repetitions) {
-      if (t.block_rank() == 0) s.again.noted = 0;
-      EBB_ROLL
-      for (int i = t.block_rank(); queries > 1 && i < repetitions::slots; i += T::block_width) s.again.row[i] = 0;
-    }
-    read_map(v, 0, first, n);
+    read_map(v, 0, 0, first, n);
     if (v.cached) stage(v);
     t.block_sync();
     EBB_ROLL
-    for (int j = 0; j < queries; ++j) find(v, j, first, n);
+    for (int j = 0; j < queries; j += chunk<T>::side) find(v, j, first, n);
     report(v, n);
     if (!v.cached) return;  // all was found in frames
     t.block_sync();
     std::uint32_t const missing = s.missing;
     t.sync_or_leave(missing == 0);
     if (missing > 0) {
+      bool const repeats = P::max_queries > 1 && queries > 1;
+      if (repeats) mark_repetitions(v, static_cast<int>(missing));
       claim(v, static_cast<int>(missing));
       t.block_sync();
-      repeat(v);
+      if (repeats) repeat(v, static_cast<int>(missing));
     }
     if (v.hot.words == s.words) put_back(v);
     if (missing > 0) copy(v, static_cast<int>(missing));
@@ -235,9 +220,17 @@ struct resolve_body {
   /// What a lane looks for at a time.
   template <class T>
   struct chunk {
-    static constexpr int passes = (P::top_k + T::width - 1) / T::width;  ///< of a query
+    /// Queries that the team looks at side by side, where it has lanes for more than one.
+    static constexpr int side = [] {
+      int n = 1;
+      while (!metadata::packed && 2 * n <= P::max_queries && T::width % (2 * n) == 0 && T::width / (2 * n) >= P::top_k)
+        n *= 2;
+      return n;
+    }();
+    static constexpr int lanes = T::width / side;  ///< of a query
+    static constexpr int passes = (P::top_k + lanes - 1) / lanes;
     static constexpr int size = passes < 4 ? passes : 4;
-    std::int32_t bound;           ///< of the query, tokens
+    std::int32_t bound;           ///< of the query, tokens; 0 where there is none
     std::int32_t position[size];  ///< −1: none
     map_entry where[size];
 
@@ -252,24 +245,25 @@ struct resolve_body {
   };
   template <class T>
   EBB_FN void read_positions(T const& t, int item, int j, int first, chunk<T>& c) const {
-    int const query = item * queries + j;
+    int const own = j + t.rank() / chunk<T>::lanes;
+    int const query = item * queries + own;
     std::int32_t const* const from = selection + std::int64_t{query} * P::top_k;
     EBB_UNROLL
     for (int k = 0; k < chunk<T>::size; ++k) {
-      int const column = (first + k) * T::width + t.rank();
-      c.position[k] = column < P::top_k ? from[column] : -1;
+      int const column = (first + k) * chunk<T>::lanes + t.rank() % chunk<T>::lanes;
+      c.position[k] = own < queries && column < P::top_k ? from[column] : -1;
     }
-    c.bound = step.bounds[query];
+    c.bound = own < queries ? step.bounds[query] : 0;
   }
   template <class T>
-  EBB_FN void read_map(view<T> const& v, int first, chunk<T>& c, tally& n) const {
+  EBB_FN void read_map(view<T> const& v, int j, int first, chunk<T>& c, tally& n) const {
     map_entry const* const map = &step.map.at(v.row.slot, 0);
     EBB_UNROLL
     for (int k = 0; k < chunk<T>::size; ++k) {
-      int const column = (first + k) * T::width + v.t.rank();
+      int const column = (first + k) * chunk<T>::lanes + v.t.rank() % chunk<T>::lanes;
       std::int32_t const bound = v.real ? c.bound >> ratio_shift : 0;
       bool const valid = c.position[k] >= 0 && c.position[k] < bound;
-      bool const refused = v.real && column < P::top_k && !valid;
+      bool const refused = v.real && !valid && column < P::top_k && j + v.t.rank() / chunk<T>::lanes < queries;
       n.invalid += refused && c.position[k] == -1;
       if (refused && c.position[k] != -1) [[unlikely]]
         tell(v, count::rejected, 1);
@@ -278,10 +272,11 @@ struct resolve_body {
     }
   }
 
-  /// One query; `c` holds its first chunk, and afterwards the next query's.
+  /// The queries from j on that are looked at side by side; `c` holds their first chunk, and afterwards the next ones'.
   template <class T>
   EBB_FN void find(view<T> const& v, int j, chunk<T>& c, tally& n) const {
-    typename metadata::entry* const entries = v.entries + j * width;
+    int const own = j + v.t.rank() / chunk<T>::lanes;
+    typename metadata::entry* const entries = v.entries + own * width;
     typename metadata::entry filler = metadata::invalid();
     if constexpr (metadata::packed) filler = metadata::make(sources[0], newest_row(v));
     int valid_before = 0;
@@ -289,12 +284,12 @@ struct resolve_body {
     for (int first = 0; first < chunk<T>::passes; first += chunk<T>::size) {
       chunk<T> next;
       bool const ends = first + chunk<T>::size >= chunk<T>::passes;
-      bool const more = !ends || j + 1 < queries;
-      int const next_query = ends ? j + 1 : j, next_first = ends ? 0 : first + chunk<T>::size;
+      bool const more = !ends || j + chunk<T>::side < queries;
+      int const next_query = ends ? j + chunk<T>::side : j, next_first = ends ? 0 : first + chunk<T>::size;
       if (more) read_positions(v.t, v.item, next_query, next_first, next);
       EBB_ROLL
       for (int k = 0; k < chunk<T>::size; ++k, c.turn()) {
-        int const column = (first + k) * T::width + v.t.rank();
+        int const column = (first + k) * chunk<T>::lanes + v.t.rank() % chunk<T>::lanes;
         bool const valid = c.position[0] >= 0;
         int at = column;
         if constexpr (metadata::packed) {
@@ -303,19 +298,20 @@ struct resolve_body {
           valid_before += all.all;
         }
         if (valid) {
-          look(v, c.position[0], c.where[0], entries, at, j * width + at, n);
-        } else if (!metadata::packed && column < P::top_k) {
+          look(v, c.position[0], c.where[0], entries, at, own * width + at, n);
+        } else if (!metadata::packed && column < P::top_k && own < queries) {
           entries[column] = filler;
         }
       }
       if (more) {
-        read_map(v, next_first, next, n);
+        read_map(v, next_query, next_first, next, n);
         c = next;
       }
     }
     int const used = metadata::packed ? valid_before : P::top_k;
     EBB_ROLL
-    for (int i = used + v.t.rank(); i < width; i += T::width) entries[i] = filler;
+    for (int i = used + v.t.rank() % chunk<T>::lanes; i < width && own < queries; i += chunk<T>::lanes)
+      entries[i] = filler;
     if constexpr (metadata::packed) {
       if (v.t.rank() == 0)
         metadata::lengths(out)[std::int64_t{v.item} * queries + j] = valid_before > 1 ? valid_before : 1;
@@ -356,50 +352,41 @@ struct resolve_body {
       tell(v, count::lost, 1);
       return;
     }
-    if constexpr (notes_repetitions) {
-      if (queries > 1 && repeats(v, position, entry, backing)) return;
-    }
     v.wanted(static_cast<int>(v.t.add(&v.s.missing, 1u))) = {backing, position, entry};
   }
-  /// True where a row is listed by now, by this lane or by another; else the lane lists it once more, which costs a
-  /// claim.
+  /// Marks wanted rows that are in the list already, which need no claim of their own: `row` becomes −2 − the first's
+  /// place. What finds no room in the table stays: two claims of a row get one slot, too.
   template <class T>
-  EBB_FN bool repeats(view<T> const& v, std::int32_t position, int entry, std::int64_t backing) const {
-    repetitions& again = v.s.again;
-    std::uint32_t const row = static_cast<std::uint32_t>(position) + 1;
-    int slot = onto(mix(row, 0x9e3779b9u), repetitions::slots);
+  EBB_FN void mark_repetitions(view<T> const& v, int all) const {
     EBB_ROLL
-    for (int tries = 0; tries < 8; ++tries, slot = (slot + 1) % repetitions::slots) {
-      std::uint32_t const found = v.t.exchange(again.row + slot, 0, row);
-      if (found == 0) {
-        std::uint32_t const place = v.t.add(&v.s.missing, 1u);
-        again.place[slot] = static_cast<std::uint16_t>(place);
-        v.wanted(static_cast<int>(place)) = {backing, position, entry};
-        return true;
-      }
-      if (found != row) continue;
-      std::uint32_t const n = v.t.add(&again.noted, 1u);
-      if (n < repetitions::most)
-        again.slot_entry[n] = static_cast<std::uint32_t>(slot) << 16 | static_cast<std::uint32_t>(entry);
-      return n < repetitions::most;
-    }
-    return false;
-  }
-  /// Gives the repetitions what was claimed for the first of them.
-  template <class T>
-  EBB_FN void repeat(view<T> const& v) const {
-    if constexpr (notes_repetitions) {
-      if (queries == 1) return;
-      repetitions const& again = v.s.again;
-      int const all =
-          static_cast<int>(again.noted) < repetitions::most ? static_cast<int>(again.noted) : repetitions::most;
+    for (int i = v.t.block_rank(); i < near_slots; i += T::block_width) v.s.listed[i] = 0;
+    v.t.block_sync();
+    EBB_ROLL
+    for (int i = v.t.block_rank(); i < all; i += T::block_width) {
+      std::int32_t const row = v.wanted(i).row;
+      int slot = onto(mix(static_cast<std::uint32_t>(row), 0x9e3779b9u), near_slots);
       EBB_ROLL
-      for (int i = v.t.block_rank(); i < all; i += T::block_width) {
-        std::uint32_t const n = again.slot_entry[i];
-        std::int32_t const address = v.wanted(again.place[n >> 16]).row;
-        v.entries[n & 0xffff] = address < 0 ? lost() : metadata::make(sources[0], address);
+      for (int tries = 0; tries < 8; ++tries, slot = (slot + 1) % near_slots) {
+        std::uint32_t const found = v.t.exchange(v.s.listed + slot, 0, static_cast<std::uint32_t>(i) + 1);
+        if (found == 0) break;
+        int const first = static_cast<int>(found) - 1;
+        // A first one is never marked: nobody writes its row before the barrier.
+        if (v.wanted(first).row != row) continue;
+        v.wanted(i).row = -2 - first;
+        break;
       }
-      if (v.t.block_rank() == 0) tell(v, count::misses, static_cast<std::uint32_t>(all));
+    }
+    v.t.block_sync();
+  }
+  /// Gives the repetitions the slots of the first ones.
+  template <class T>
+  EBB_FN void repeat(view<T> const& v, int all) const {
+    EBB_ROLL
+    for (int i = v.t.block_rank(); i < all; i += T::block_width) {
+      wanted_row const w = v.wanted(i);
+      if (w.row > -2) continue;
+      std::int32_t const address = v.wanted(-2 - w.row).row;
+      v.entries[w.entry] = address < 0 ? lost() : metadata::make(sources[0], address);
     }
   }
   EBB_FN typename metadata::entry lost() const {
@@ -416,13 +403,14 @@ struct resolve_body {
       int const i = first + v.t.block_rank() / T::bundle;
       bool const wants = i < all;
       wanted_row const w = wants ? v.wanted(i) : wanted_row{0, -1, 0};
+      if (!v.t.some(w.row >= 0)) continue;
       slot_of const slot = claim_one(v, w.row);
-      if (!wants || v.t.bundle_rank() != 0) continue;
+      if (w.row < 0 || v.t.bundle_rank() != 0) continue;
       v.entries[w.entry] = slot.address < 0 ? lost() : metadata::make(sources[0], slot.address);
       if (slot.address < 0) [[unlikely]]
         tell(v, count::lost, 1);
       v.wanted(i).row = slot.address;
-      v.wanted(i).entry = slot.fetch;
+      if (slot.fetch) v.wanted(i).entry = -1;
       fetched += slot.fetch;
       staged += slot.fetch && slot.staged;
     }
@@ -439,7 +427,7 @@ struct resolve_body {
     EBB_ROLL
     for (int i = v.t.block_rank() / T::bundle; i < all; i += T::block_width / T::bundle) {
       wanted_row const w = v.wanted(i);
-      if (w.entry == 0) continue;
+      if (w.entry >= 0) continue;
       EBB_ROLL
       for (int k = 0; k < source_count; ++k) {
         row_in_flight<P, T> flying;
