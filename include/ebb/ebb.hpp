@@ -1,6 +1,7 @@
 #pragma once
 /// Everything for host compilers. With nvcc also include <ebb/cuda/cuda_space.cuh>.
 
+#include <ebb/draft_ring.hpp>
 #include <ebb/host/serial_space.hpp>
 #include <ebb/metadata/flashinfer_packed.hpp>
 #include <ebb/metadata/flashmla.hpp>
