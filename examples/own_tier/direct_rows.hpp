@@ -11,7 +11,7 @@ struct direct_rows {
   static constexpr int exponent_bits = 0;
 
   // Called for every selected position before any is claimed. Finding a row pins it: its stamp becomes `now`, and what
-  // is stamped `now` is not evicted in this resolve.
+  // is pinned is not evicted in this resolve.
   EBB_BODY
   template <ebb::team T>
   EBB_FN static int find(T const& t, ebb::row_table const& table, std::int32_t position) {
@@ -37,7 +37,7 @@ struct direct_rows {
     for (int k = 0; k < tries; ++k) {
       int const way = (first + k) % table.ways;
       std::uint32_t word = t.load(table.words + way);
-      while (table.format.stamp(word) != table.now) {
+      while (!table.is_pinned(word)) {
         if (t.exchange(table.words + way, word, pinned(table, position)) == word) return {way, true};
         word = t.load(table.words + way);
       }

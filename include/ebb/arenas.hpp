@@ -86,7 +86,8 @@ class arenas {
         int const s = geo_.source_of_set(set, k);
         page_layout const layout = geo_.layout(s);
         std::int64_t const rows_to_staging =
-            (staging + (planes > 0 ? k : 0) * plane - at[static_cast<std::size_t>(s)]) / layout.stride * layout.rows;
+            (staging + (planes > 0 ? k % planes : 0) * plane - at[static_cast<std::size_t>(s)]) / layout.stride *
+            layout.rows;
         std::int64_t const last = rows_to_staging + std::int64_t{sizes_.max_batch} * sizes_.staging_slots;
         require(last <= std::numeric_limits<std::int32_t>::max(), "frames", sizes_.frames,
                 "so many that every row has an int32 address; source " + std::to_string(index(geo_.id_of_source(s))) +

@@ -68,10 +68,9 @@ constexpr std::int64_t staging_plane_bytes(page_layout widest, int staging_rows)
   return pages_for(staging_rows, widest.rows) * widest.stride;
 }
 
-/// Planes of staging per request. Today a resolve copies a claimed row for every source of its set at once, so there is
-/// one plane per source of the largest set; two suffice once replays copy their own source while the layer before
-/// attends.
-constexpr int staging_planes(int largest_set) { return largest_set; }
+/// Planes of staging per request, alternating by source: one is copied into while the layer before attends to the
+/// other.
+constexpr int staging_planes(int largest_set) { return std::min(largest_set, 2); }
 
 /// Bits that hold every position of a history of `max_tokens` tokens at the smallest ratio: 8 at least, so that stamps
 /// stay small enough to be ranked together with their place.

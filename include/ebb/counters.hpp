@@ -13,6 +13,7 @@ namespace ebb {
 struct counters {
   std::uint64_t tail_hits = 0, lent_hits = 0, hot_hits = 0, misses = 0, invalid = 0, rejected = 0, lost = 0;
   std::uint64_t fetched_rows = 0, fetched_bytes = 0, staged_rows = 0;
+  std::uint64_t prefetched_rows = 0, prefetch_dropped = 0;
   std::uint64_t backed_up_bytes = 0, refilled_bytes = 0, restored_bytes = 0, imported_bytes = 0;
   std::uint64_t steps = 0;
   move_counts pages;
@@ -51,6 +52,8 @@ inline counters counters_of(std::uint64_t const (&device)[device_counts], std::u
           .fetched_rows = of(count::fetched_rows),
           .fetched_bytes = of(count::fetched_rows) * row_bytes,
           .staged_rows = of(count::staged_rows),
+          .prefetched_rows = of(count::prefetched_rows),
+          .prefetch_dropped = of(count::prefetch_dropped),
           .backed_up_bytes = moved.backed_up,
           .refilled_bytes = moved.refilled,
           .restored_bytes = moved.restored,
@@ -95,6 +98,8 @@ void for_each_value(counters const& c, F f) {
   f("fetched_rows", "rows copied from the host store on demand", c.fetched_rows);
   f("fetched_bytes", "bytes of those rows", c.fetched_bytes);
   f("staged_rows", "claims that went to staging", c.staged_rows);
+  f("prefetched_rows", "rows of announced candidates copied ahead", c.prefetched_rows);
+  f("prefetch_dropped", "announced candidates left to demand", c.prefetch_dropped);
   f("backed_up_bytes", "bytes copied to the host store", c.backed_up_bytes);
   f("refilled_bytes", "bytes of pages handed back", c.refilled_bytes);
   f("restored_bytes", "bytes of pages brought back for resumed requests", c.restored_bytes);

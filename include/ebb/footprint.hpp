@@ -27,9 +27,10 @@ struct pool_sizes {
   std::int64_t requests = 0;
   std::int64_t max_batch = 0;
   std::int64_t max_tokens = 0;
-  int hot_rows = 0;       ///< rows at r = 1
-  int staging_rows = -1;  ///< −1: what max_queries · top_k rows need beyond the smallest table
-  bool borrowed = false;  ///< arenas are the engine's: each then holds staging of its own behind its frames
+  int hot_rows = 0;        ///< rows at r = 1
+  int staging_rows = -1;   ///< −1: what max_queries · top_k rows need beyond the smallest table
+  int prefetch_rows = -1;  ///< −1: the policy's candidate_pool
+  bool borrowed = false;   ///< arenas are the engine's: each then holds staging of its own behind its frames
 };
 
 /// Bytes of an instance, on the device and in the host store. Arrays of a step that do not grow with top_k, history or
@@ -78,11 +79,15 @@ constexpr int fewest_hot_rows(geometry<P> const& g) {
     most = std::max(most, least_hot_rows(least_ways<P>(), P::page_tokens / g.ratio_of_set(set), P::page_tokens));
   return most;
 }
+/// Stamps of a table for one resolve: where pools are announced, a prefetch goes before it.
+template <policy P>
+inline constexpr int stamps_per_resolve = P::candidate_pool > 0 ? 2 : 1;
+
 /// The longest request that the words of its tables can name.
 template <policy P>
 constexpr std::int64_t longest_tokens(geometry<P> const& g) {
   if constexpr (P::tiers::caches)
-    return longest_history(P::tiers::cache::exponent_bits, g.groups(), g.smallest_ratio());
+    return longest_history(P::tiers::cache::exponent_bits, g.groups() * stamps_per_resolve<P>, g.smallest_ratio());
   return most_tokens;
 }
 
@@ -108,7 +113,12 @@ constexpr footprint footprint_of(geometry<P> const& g, pool_sizes const& sizes) 
         sizes.requests * (P::tiers::caches ? std::max(ways_of_set(g, set, sizes.hot_rows), set_ways) : 0) * word_bytes;
   std::int64_t const uses = P::keep::wants_uses ? pages_for(sizes.max_tokens, P::page_tokens) : 0;
   out.map = sizes.requests * (map_bytes(sizes.max_tokens, P::page_tokens) + (hot + uses) * word_bytes);
-  out.lists = sizes.max_batch * resolve_body<P>::list_rows * static_cast<std::int64_t>(sizeof(wanted_row));
+  std::int64_t const planned = g.largest_set() > 1 ? P::max_queries * P::top_k : 0;
+  std::int64_t const ahead = P::tiers::caches && P::candidate_pool > 0 && sizes.prefetch_rows < 0
+                                 ? P::candidate_pool
+                                 : std::max(0, sizes.prefetch_rows);
+  out.lists =
+      sizes.max_batch * (resolve_body<P>::list_rows + planned + ahead) * static_cast<std::int64_t>(sizeof(wanted_row));
   out.host = sizes.host_pages * g.page_bytes();
   return out;
 }

@@ -33,6 +33,7 @@ struct request_record {
   std::int64_t admitted = 0;  ///< ordinal of the admission
   std::int64_t tokens_max = 0;
   std::int64_t tokens = 0;    ///< committed
+  int pending = 0;            ///< tokens that steps may have committed besides, as yet unknown here
   std::int64_t reserved = 0;  ///< tokens up to which an import has room, ≥ tokens
   int reserve = 0;            ///< frames it may require
   std::vector<page_record> pages;
@@ -46,6 +47,9 @@ struct request_record {
   long long revoked_at = -1'000'000;
   bool pinned = false;  ///< require_whole
   host_page_id run = host_page_id::none;
+
+  /// Tokens up to which a step of `queries` queries may write.
+  std::int64_t writable(int queries) const { return std::min(tokens + pending + queries, tokens_max); }
 };
 
 /// One page's rows on their way between a frame and the host store.

@@ -1,22 +1,32 @@
 #pragma once
 /// The class an engine holds: resident map, loans, host store and resolver, composed by the step protocol.
 
+#include <ebb/acceptances.hpp>
 #include <ebb/counters.hpp>
 #include <ebb/imports.hpp>
 #include <ebb/policy_parts.hpp>
+#include <ebb/side_copies.hpp>
 #include <ebb/step_tables.hpp>
 
 #include <functional>
+#include <numeric>
 #include <optional>
 #include <span>
 
 namespace ebb {
 
-/// The requests of a step. `padded`: requests that captured kernels are launched for, 0 = as many as there are.
+/// The requests of a step. `padded`: requests that captured kernels are launched for, 0 = as many as there are. Every
+/// request has `queries` queries. Or they differ: `counts` says how many each has, or the device array `offsets`
+/// ([padded + 1], rising from 0, the engine's until end_step's ticket) where each one's begin, at most `queries` of one
+/// request; the arrays of a step then have `rows` rows in all (0: as many as `counts` names), of which those behind the
+/// last request's are padding. A captured step is launched for batches of its own kind, `padded` and `rows` alone.
 struct batch {
   std::span<request_id const> requests;
   int queries = 1;
   int padded = 0;
+  std::span<int const> counts = {};
+  std::int32_t const* offsets = nullptr;
+  int rows = 0;
 };
 
 /// Residency of all sessions of one GPU. See docs/integrate.md for the protocol of a step and what the engine promises.
@@ -50,7 +60,9 @@ class residency {
         ring_{space, std::max(std::size_t{8} << 20, 4 * sizing_.largest_upload())},
         copies_{space, geometry_, rows_, ring_, allocator_.book()},
         tables_{space, geometry_, sizing_, rows_, ring_, allocator_},
-        imports_{space, geometry_, rows_, allocator_, copies_, sizes.requests} {
+        sides_{space, geometry_, rows_, tables_},
+        imports_{space, geometry_, rows_, allocator_, copies_, sizes.requests},
+        acceptances_{space, sizing_.s.steps_in_flight + 1, sizing_.s.max_batch} {
     book().refuses = [space](copy_kind kind, int slot, int page) { return space.refuses_copy(kind, slot, page); };
   }
   residency(residency const&) = delete;
@@ -65,6 +77,7 @@ class residency {
     };
     if (begun_on_) wait([&] { space_.synchronize(space_.record(*begun_on_)); });
     for (auto const& e : unfinished_) wait([&] { space_.synchronize(e); });
+    wait([&] { sides_.drain(); });
     wait([&] { copies_.drain(); });
   }
 
@@ -174,30 +187,42 @@ class residency {
   /// repeated.
   step begin_step(stream on, batch const& b, std::optional<ticket> progress = {}) {
     check_sound();
-    check_batch(on, b);
+    require(open_.number == 0, "begin_step: step", static_cast<long long>(open_.number),
+            "none open: end_step comes first");
     ticket const asked = progress.value_or(ticket::none);
     require(asked <= book().last, "begin_step: progress", static_cast<long long>(asked), "up to the newest ticket, ",
             static_cast<long long>(book().last));
+    check_batch(on, b);
     auto const range = named_range(space_, "ebb begin_step");
     enqueued([&] { limit_steps(); });
-    return guarded([&] {
+    guarded([&] {
       advance(progress);
+      settle([&](std::uint64_t step, ticket at) {
+        return at <= book().done || step + static_cast<std::uint64_t>(sizing_.s.steps_in_flight) <= steps_ + 1;
+      });
+    });
+    for (request_id id : b.requests) {
+      bool const stays = !waits(id) && allocator_.ready(book().at(id.slot));
+      if (!stays) refuse("begin_step", "request", id.slot, "one that no earlier call preempts, truncates or finishes");
+    }
+    return guarded([&] {
       allocator_.settle();
-      for (request_id id : b.requests) {
-        request_record& r = book().at(id.slot);
-        allocator_.grow(r, std::min<std::int64_t>(r.tokens + b.queries, r.tokens_max));
+      queries_.assign(b.counts.begin(), b.counts.end());
+      if (b.counts.empty()) queries_.assign(b.requests.size(), b.queries);
+      for (std::size_t i = 0; i < b.requests.size(); ++i) {
+        request_record& r = book().at(b.requests[i].slot);
+        allocator_.grow(r, r.writable(queries_[i]));
       }
       allocator_.serve();
       allocator_.refill(sizing_.refill_pages(geometry_.page_bytes()));
       ++steps_;
-      open_ = {steps_, static_cast<int>(b.requests.size()),
-               b.padded == 0 ? static_cast<int>(b.requests.size()) : b.padded, b.queries};
+      open_ = opened(b);
       batch_.assign(b.requests.begin(), b.requests.end());
       resolved_.assign(static_cast<std::size_t>(geometry_.groups()), false);
-      last_ = {};
+      sides_.begin();
       begun_on_ = on;
       if (!unfinished_.empty()) space_.wait(on, unfinished_.back());  // of another stream, perhaps
-      tables_.upload(on, open_, batch_, copies_);
+      tables_.upload(on, open_, batch_, queries_, !b.counts.empty(), copies_);
       allocator_.open_step();
       return open_;
     });
@@ -207,76 +232,118 @@ class residency {
   /// device.
   void addresses(stream on, step const& s) {
     check_open(s, "addresses");
-    enqueued([&] { space_.run(on, s.padded, tables_.addresses(s.queries)); });
+    enqueued([&] { space_.run(on, s.padded, tables_.addresses(s.shape)); });
   }
-  /// Device array `[padded · queries]`: the row address where a query's token is written, −1 where it completes no row
-  /// of the source.
+  /// Device array `[rows]`: the row address where a query's token is written, −1 where it completes no row of the source.
   std::int32_t const* write_addresses(source_id source) const {
     return tables_.ref().writes +
            std::int64_t{geo::ratio_class(geometry_.ratio(geometry_.source(source)))} * tables_.writes_stride();
   }
-  /// Device array `[padded · queries]`: exclusive causal bound in tokens.
+  /// Device array `[rows]`: exclusive causal bound in tokens.
   std::int32_t const* bounds() const { return tables_.ref().bounds; }
 
-  /// Resolves a group's selection, device array `[padded · queries][top_k]`, into metadata for the first source of its
-  /// set; rows that are missing are fetched for all sources of the set. The addresses hold until the next resolve.
-  /// Capturable. Requires: `addresses` ran in this step; without it every position is rejected.
+  /// Resolves a group's selection, device array `[rows][top_k]`, into metadata for the first source of its set; rows that
+  /// are missing are fetched for that source here, for the others beside the layers (`replay`). The addresses hold until
+  /// the next resolve. Capturable. Waits, on the stream, for candidates announced to its table and for all copies of the
+  /// group before. Requires: `addresses` ran in this step; without it every position is rejected.
   void resolve(stream on, step const& s, group_id group, std::int32_t const* selection, metadata_ref out) {
+    resolve(on, s, group, selected{selection}, out);
+  }
+  void resolve(stream on, step const& s, group_id group, selected const& selection, metadata_ref out) {
     check_open(s, "resolve");
     int const g = geometry_.group(group);
     require(!resolved_[static_cast<std::size_t>(g)], "resolve: group", index(group),
             "a group that was not resolved in this step yet");
-    require(selection != nullptr, "resolve: selection", "null", "a device array");
+    check_selected(s, selection);
     check_out(out, "resolve: out");
     auto const range = named_range(space_, "ebb resolve");
-    enqueued([&] { space_.run(on, s.padded, tables_.resolve(g, s, selection, out)); });
+    shape_ = tables_.shape_of(s, selection);
+    enqueued([&] {
+      sides_.before_resolve(on, geometry_.set_of_group(g));
+      space_.run(on, s.padded, tables_.resolve(g, s, selection, out));
+      sides_.resolved(on, g, out, s.padded);
+    });
     resolved_[static_cast<std::size_t>(g)] = true;
-    last_ = {g, out, geometry_.source_of_set(geometry_.set_of_group(g), 0)};
   }
-  /// Metadata of another source of the set, from what `group`'s resolve of this step wrote. Requires: that metadata is
-  /// unchanged. Throws: std::invalid_argument unless the group is the one that this step resolved last: later resolves
-  /// reuse its slots, and an earlier step's addresses are never given.
+  /// Metadata of another source of the set, from what `group`'s resolve of this step wrote, once the source's rows are
+  /// there; `on` waits for them. Sources come in the order of the set, each after everything that reads the one before
+  /// is enqueued on `on`: the copy for the source behind it starts here and may reuse the slots of the one before it.
+  /// Requires: the resolve's metadata is unchanged. Throws: std::invalid_argument unless the group is the one that this
+  /// step resolved last: later resolves reuse its slots, and an earlier step's addresses are never given.
   void replay(stream on, step const& s, group_id group, source_id source, metadata_ref out) {
     check_open(s, "replay");
     int const g = geometry_.group(group);
     int const to = geometry_.source(source);
-    require(last_.group == g, "replay: group", index(group), "the group that this step resolved last");
+    require(sides_.group() == g, "replay: group", index(group), "the group that this step resolved last");
     check_out(out, "replay: out");
     require(geometry_.set_of_source(to) == geometry_.set_of_group(g), "replay: source", index(source),
             "a source of the group's set");
-    enqueued([&] {
-      space_.run(on, s.padded, replay_body<P>{rows_.view(last_.source), rows_.view(to), last_.out, out, s.queries});
-    });
-    if (P::metadata::entries(out) == P::metadata::entries(last_.out)) last_.source = to;
+    int k = 0;
+    while (geometry_.source_of_set(geometry_.set_of_group(g), k) != to) ++k;
+    require(k >= sides_.next(), "replay: source", index(source), "one at or behind the source that was given last");
+    enqueued([&] { sides_.replay(on, k, out, shape_.rows); });
+  }
+  /// Copies announced candidates into the hot rows of the group's table, beside the stream, for every source of its set.
+  /// Comes before the group's own resolve and behind the resolves of earlier groups of its table. The table's next resolve
+  /// waits for the copies, finds what is there and fetches the rest on demand: exact either way. Nothing that the
+  /// table's last resolve gave out is evicted. Capturable; see `join`. Requires: `addresses` ran in this step.
+  void prefetch(stream on, step const& s, group_id group, candidates const& pool)
+    requires(P::tiers::caches && P::candidate_pool > 0)
+  {
+    check_open(s, "prefetch");
+    int const g = geometry_.group(group);
+    require(!resolved_[static_cast<std::size_t>(g)], "prefetch: group", index(group),
+            "a group that was not resolved in this step yet");
+    require(pool.positions != nullptr, "prefetch: candidates", "null", "a device array");
+    require(pool.size >= 1 && pool.size <= P::candidate_pool, "prefetch: size", pool.size, "1 to candidate_pool, ",
+            P::candidate_pool);
+    auto const range = named_range(space_, "ebb prefetch");
+    enqueued([&] { sides_.prefetch(on, s, g, pool); });
+  }
+  /// Whether the copies of the last `prefetch` of the group's table are done; true where there was none. Requires: it was
+  /// not captured.
+  bool prefetched(group_id group) const { return sides_.prefetched(geometry_.set_of_group(geometry_.group(group))); }
+  /// What is enqueued on `on` from here on comes after all copies beside it. Belongs at the end of a captured part that
+  /// prefetches, or resolves a set of several sources: a capture may not leave work that nothing waits for.
+  void join(stream on, step const& s) {
+    check_open(s, "join");
+    enqueued([&] { sides_.join(on); });
   }
 
   /// Commits `accepted[i]` (0 … queries) tokens of the batch's i-th request, asks for backups, and fences the step.
   ticket end_step(stream on, step const& s, std::span<int const> accepted) {
-    check_open(s, "end_step");
-    require(!space_.capturing(on), "end_step: stream", "being captured",
-            "one that is not: what happens between steps cannot be replayed");
+    check_end(on, s);
     require(accepted.size() == batch_.size(), "end_step: accepted", static_cast<long long>(accepted.size()),
             "one for each of the ", batch_.size(), " requests");
     for (std::size_t i = 0; i < batch_.size(); ++i) {
       request_record const& r = book().at(batch_[i].slot);
-      require(accepted[i] >= 0 && accepted[i] <= std::min<std::int64_t>(s.queries, r.tokens_max - r.tokens),
-              "end_step: accepted", accepted[i], "0 to ", std::min<std::int64_t>(s.queries, r.tokens_max - r.tokens));
+      std::int64_t const most = std::min<std::int64_t>(queries_[i], r.tokens_max - r.tokens - r.pending);
+      require(accepted[i] >= 0 && accepted[i] <= most, "end_step: accepted", accepted[i], "0 to ", most);
     }
     auto const range = named_range(space_, "ebb end_step");
     return guarded([&] {
-      tables_.commit(on, batch_, accepted);
-      ticket* const counted = tables_.read_uses(on, s.number, batch_);
-      auto const end = space_.record(on);
-      ring_.close(end);
-      unfinished_.push_back(end);
-      ticket const t = copies_.fence(end);
-      if (counted != nullptr) *counted = t;
-      begun_on_.reset();
-      open_ = {};
-      allocator_.close_step();
-      for (request_id id : batch_) allocator_.back_up(book().at(id.slot));
-      for (waiting_call const& c : std::exchange(later_, {})) carry_out(c);
-      copies_.flush();
+      sides_.join(on);
+      tables_.commit(on, s, batch_, accepted, nullptr, nullptr);
+      ticket const t = fence(on, s);
+      for (std::size_t i = 0; i < batch_.size(); ++i) add_tokens(book().at(batch_[i].slot), accepted[i]);
+      close();
+      return t;
+    });
+  }
+  /// The same for numbers that only the device knows yet. The host learns them when a later begin_step waits for this
+  /// step, or sees its ticket done; until then `tokens` gives what is certain, room for the most is kept, and what
+  /// depends on the length (preempt, truncate) waits.
+  ticket end_step(stream on, step const& s, on_device accepted) {
+    check_end(on, s);
+    require(accepted.accepted != nullptr, "end_step: accepted", "null", "a device array");
+    auto const range = named_range(space_, "ebb end_step");
+    return guarded([&] {
+      sides_.join(on);
+      tables_.commit(on, s, batch_, {}, accepted.accepted, acceptances_.room(s.number));
+      ticket const t = fence(on, s);
+      for (std::size_t i = 0; i < batch_.size(); ++i) book().at(batch_[i].slot).pending += queries_[i];
+      acceptances_.add(s.number, t, unfinished_.back(), batch_, queries_);
+      close();
       return t;
     });
   }
@@ -332,7 +399,7 @@ class residency {
 
   // ---- look
 
-  /// Committed tokens.
+  /// Committed tokens, those of steps whose acceptance only the device knows left out.
   std::int64_t tokens(request_id id) const { return record(id, "tokens").tokens; }
   /// True where every committed page is in a frame that the map names. Cost: one look at each page.
   bool whole(request_id id) const {
@@ -382,11 +449,6 @@ class residency {
   resident_map_ref<P> map() const { return tables_.ref().map; }
 
  private:
-  struct last_resolve {
-    int group = -1;
-    metadata_ref out{};
-    int source = 0;  ///< whose addresses `out` holds
-  };
   ledger& book() { return allocator_.book(); }
   ledger const& book() const { return allocator_.book(); }
   static loan_allocator<P> make_books(allocator_sizes const& sizes) {
@@ -463,6 +525,7 @@ class residency {
     record(id, call);
     bool const busy = open_.number != 0 && std::find(batch_.begin(), batch_.end(), id) != batch_.end();
     if (busy) refuse(call, "request", id.slot, "one that is not in the open step");
+    learn(id);
     if (waits(id)) refuse(call, "request", id.slot, "one without a call that waits for the end of the open step");
     return book().at(id.slot);
   }
@@ -490,9 +553,42 @@ class residency {
     if (s.number == 0 || s.number != open_.number)
       refuse(call, "step", static_cast<long long>(s.number), "the open step");
   }
+  void check_end(stream on, step const& s) const {
+    check_open(s, "end_step");
+    require(!space_.capturing(on), "end_step: stream", "being captured",
+            "one that is not: what happens between steps cannot be replayed");
+    require(!sides_.loose(), "end_step: captured part", "left copies behind that nothing waits for",
+            "one that ends with join");
+  }
+  void check_selected(step const& s, selected const& what) const {
+    require(what.positions != nullptr, "resolve: selection", "null", "a device array");
+    require(what.queries >= 0 && what.queries <= P::max_queries, "resolve: queries", what.queries, "0 to ",
+            P::max_queries);
+    if (what.offsets != nullptr) {
+      require(what.queries > 0, "resolve: queries", what.queries, "at least 1 where offsets are given");
+      require(what.rows > 0, "resolve: rows", what.rows, "at least 1 where offsets are given");
+    } else {
+      require(what.rows == 0, "resolve: rows", what.rows, "0 where no offsets are given");
+    }
+    bool const own = what.offsets != nullptr || (what.queries > 0 && (what.queries != s.queries || s.shape.offsets));
+    require(!own || what.bounds != nullptr, "resolve: bounds", "null",
+            "a device array where the rows are not the step's");
+  }
+  /// Its step, once checked.
+  step opened(batch const& b) const {
+    int const n = static_cast<int>(b.requests.size());
+    int const padded = b.padded == 0 ? n : b.padded;
+    if (b.counts.empty() && b.offsets == nullptr)
+      return {steps_, n, padded, b.queries, {b.queries, padded * b.queries, nullptr}};
+    int const named = std::accumulate(b.counts.begin(), b.counts.end(), 0);
+    int const most = b.counts.empty() ? b.queries : P::max_queries;
+    return {steps_,
+            n,
+            padded,
+            most,
+            {most, b.rows == 0 ? named : b.rows, b.offsets != nullptr ? b.offsets : tables_.ref().offsets}};
+  }
   void check_batch(stream on, batch const& b) const {
-    require(open_.number == 0, "begin_step: step", static_cast<long long>(open_.number),
-            "none open: end_step comes first");
     require(!space_.capturing(on), "begin_step: stream", "being captured",
             "one that is not: what happens between steps cannot be replayed");
     int const n = static_cast<int>(b.requests.size());
@@ -500,6 +596,20 @@ class residency {
     require(b.queries >= 1 && b.queries <= P::max_queries, "begin_step: queries", b.queries, "1 to ", P::max_queries);
     require(b.padded == 0 || (b.padded >= n && b.padded <= sizing_.s.max_batch), "begin_step: padded", b.padded, n,
             " to ", sizing_.s.max_batch);
+    bool const ragged = !b.counts.empty() || b.offsets != nullptr;
+    int const most_rows = sizing_.s.max_batch * P::max_queries;
+    require(b.counts.empty() || b.offsets == nullptr, "begin_step: counts", "given beside offsets", "one of the two");
+    require(b.counts.empty() || static_cast<int>(b.counts.size()) == n, "begin_step: counts",
+            static_cast<long long>(b.counts.size()), "one for each of the ", n, " requests");
+    int named = 0;
+    for (int count : b.counts) {
+      require(count >= 1 && count <= P::max_queries, "begin_step: counts", count, "1 to ", P::max_queries);
+      named += count;
+    }
+    require(ragged || b.rows == 0, "begin_step: rows", b.rows, "0 where all requests have `queries` queries");
+    require(b.offsets == nullptr || b.rows > 0, "begin_step: rows", b.rows, "given where offsets are");
+    require(b.rows == 0 || (b.rows >= named && b.rows <= most_rows), "begin_step: rows", b.rows, named, " to ",
+            most_rows);
     for (int i = 0; i < n; ++i) {
       request_id const id = b.requests[static_cast<std::size_t>(i)];
       request_record const& r = record(id, "begin_step");
@@ -526,11 +636,17 @@ class residency {
     return std::any_of(later_.begin(), later_.end(), [&](auto const& c) { return c.id == id && c.what == what; });
   }
   void at_end_of_step(waiting_call c) {
-    if (open_.number != 0) {
-      later_.push_back(c);
-    } else {
-      decided([&] { carry_out(c); });
+    later_.push_back(c);
+    if (open_.number == 0) decided([&] { carry_out_later(); });
+  }
+  /// Calls whose requests are out of the step, in order. What depends on a length waits until that is known.
+  void carry_out_later() {
+    std::vector<waiting_call> still;
+    for (waiting_call const& c : std::exchange(later_, {})) {
+      bool const unknown = c.what != waiting_call::finish && book().at(c.id.slot).pending > 0;
+      unknown ? still.push_back(c) : carry_out(c);
     }
+    later_ = std::move(still);
   }
   void carry_out(waiting_call const& c) {
     request_record& r = book().at(c.id.slot);
@@ -542,6 +658,48 @@ class residency {
       case waiting_call::truncate:
         return allocator_.truncate(r, c.tokens);
     }
+  }
+
+  // ---- the end of a step
+
+  /// The step's last work is enqueued.
+  ticket fence(stream on, step const& s) {
+    ticket* const counted = tables_.read_uses(on, s.number, batch_);
+    auto const end = space_.record(on);
+    ring_.close(end);
+    unfinished_.push_back(end);
+    ticket const t = copies_.fence(end);
+    if (counted != nullptr) *counted = t;
+    return t;
+  }
+  void close() {
+    begun_on_.reset();
+    open_ = {};
+    allocator_.close_step();
+    for (request_id id : batch_) allocator_.back_up(book().at(id.slot));
+    carry_out_later();
+    copies_.flush();
+  }
+  static void add_tokens(request_record& r, int accepted) {
+    r.tokens += accepted;
+    r.reserved = r.tokens;
+  }
+  /// The host learns what steps accepted, as long as `due` says so, in their order.
+  template <class Due>
+  void settle(Due due) {
+    acceptances_.settle(due, [&](request_id id, int queries, int accepted) {
+      request_record& r = book().at(id.slot);
+      if (r.phase == phase::vacant || r.id != id) return;  // finished meanwhile
+      r.pending -= queries;
+      add_tokens(r, accepted);
+      allocator_.back_up(r);
+    });
+    if (open_.number == 0) carry_out_later();
+  }
+  /// Waits for the acceptance of a request's last step.
+  void learn(request_id id) {
+    if (!acceptances_.waits_for(id)) return;
+    guarded([&] { settle([&](std::uint64_t, ticket) { return acceptances_.waits_for(id); }); });
   }
 
   void limit_steps() {
@@ -569,13 +727,16 @@ class residency {
   upload_ring<S> ring_;
   copy_queue<P, S> copies_;
   step_tables<P, S> tables_;
+  side_copies<P, S> sides_;
   imports<P, S> imports_;
+  acceptances<S> acceptances_;
 
   step open_;
   std::optional<stream> begun_on_;  ///< stream of a step that was begun and has no end yet
   std::vector<request_id> batch_;
+  std::vector<int> queries_;         ///< of each request of the batch
   std::vector<char> resolved_;       ///< whether each group was, in the open step
-  last_resolve last_;                ///< of the open step
+  row_shape shape_;                  ///< of the last resolve
   std::vector<waiting_call> later_;  ///< in the order of the calls
   std::deque<typename S::event> unfinished_;
   std::uint64_t steps_ = 0;

@@ -19,6 +19,13 @@ struct alignas(16) wanted_row {
   std::int32_t entry;    ///< index into the request's metadata; once claimed, 1 where the row is to be fetched
 };
 
+/// Rows that get slots: of each request a list, `counts` long.
+struct row_plan {
+  wanted_row* rows = nullptr;  ///< [max_batch][stride]; `entry` −1: to be copied
+  std::uint32_t* counts = nullptr;
+  int stride = 0;
+};
+
 /// The table of one place for all requests: `ways` words each.
 struct table_ref {
   std::uint32_t* words = nullptr;
@@ -34,7 +41,7 @@ struct table_ref {
 
 /// Resolves one group for one request of the batch: find, barrier, claim, barrier, copy (docs/architecture.md).
 ///
-/// Shapes: selection `[padded · queries][top_k]` positions in rows of the group's sources, −1 = none; metadata as its
+/// Shapes: selection `[rows][top_k]` positions in rows of the group's sources, −1 = none; metadata as its
 /// policy says. Concurrency: one team per request; teams share nothing but counters. Cost: two map and table looks for
 /// each position, bytes of missing rows over the link; neither history length nor loans matter. A row cache of up to
 /// `near_ways` ways is read once into shared memory and searched there, where a larger one is searched in device memory.
@@ -47,8 +54,6 @@ struct resolve_body {
   static constexpr int near_list = 1024;  ///< wanted rows of a block that shared memory holds
   using metadata = typename P::metadata;
   using cache = typename P::tiers::cache;
-  using geo = geometry_of<P>;
-  static constexpr int largest_set = geo::largest_set();
   static constexpr int width = metadata::width(P::top_k);
   /// Wanted rows of a request that shared memory may lack room for, whatever its team.
   static constexpr int list_rows = [] {
@@ -64,14 +69,17 @@ struct resolve_body {
   step_ref<P> step;
   table_ref hot;
   table_ref staging;
-  source_view sources[largest_set];
+  source_view first_source;
   int source_count;
   int page_shift;  ///< log2 of rows per page
   int ratio_shift;
-  int queries;
+  row_shape shape;
+  int padded;
   std::int32_t const* selection;
+  std::int32_t const* bounds;  ///< of each row, tokens, exclusive
   typename metadata::ref out;
   wanted_row* lists;          ///< [max_batch][list_rows]
+  row_plan plan;              ///< what it copies for the first source, for the others; null where there are none
   std::uint64_t* counters;    ///< [max_batch][device_counts]
   std::int32_t zero_address;  ///< a row of zeroes, where the metadata needs one
 
@@ -90,22 +98,25 @@ struct resolve_body {
   template <team T>
   EBB_FN void operator()(T const& t, int item, shared& s) const {
     chunk<T> first;
-    read_positions(t, item, 0, 0, first);
-    view<T> const v{*this, t, s, item};
+    query_rows const own = shape.of(item);
+    read_positions(t, own, 0, 0, first);
+    view<T> const v{*this, t, s, item, own};
     tally n{};
     if (t.block_rank() == 0) s.missing = 0;
+    if (plan.rows != nullptr && t.rank() == 0) plan.counts[item] = 0;
     read_map(v, 0, 0, first, n);
     if (v.cached) stage(v);
     t.block_sync();
     EBB_ROLL
-    for (int j = 0; j < queries; j += chunk<T>::side) find(v, j, first, n);
+    for (int j = 0; j < v.own.count; j += chunk<T>::side) find(v, j, first, n);
+    if (shape.offsets != nullptr) pad(v);
     report(v, n);
     if (!v.cached) return;  // all was found in frames
     t.block_sync();
     std::uint32_t const missing = s.missing;
     t.sync_or_leave(missing == 0);
     if (missing > 0) {
-      bool const repeats = P::max_queries > 1 && queries > 1;
+      bool const repeats = P::max_queries > 1 && v.own.count > 1;
       if (repeats) mark_repetitions(v, static_cast<int>(missing));
       claim(v, static_cast<int>(missing));
       t.block_sync();
@@ -126,6 +137,7 @@ struct resolve_body {
     T const& t;
     shared& s;
     int item;
+    query_rows own;
     bool real;
     bool cached;  ///< the row cache is to be asked
     row_record row;
@@ -136,15 +148,17 @@ struct resolve_body {
     typename metadata::entry* entries;
     std::uint64_t* counters;
 
-    EBB_FN view(resolve_body const& b, T const& team, shared& memory, int i)
+    EBB_FN view(resolve_body const& b, T const& team, shared& memory, int i, query_rows rows)
         : t{team},
           s{memory},
           item{i},
+          own{rows},
           real{i < static_cast<int>(b.step.header[header_words::requests])},
           cached{real && b.step.header[header_words::direct] == 0},
           row{b.step.rows[i]},
           staging_now{b.step.header[header_words::staging_stamp] + static_cast<std::uint32_t>(b.staging.ordinal)} {
       if (!real) row = {0, 0, 0};
+      if (!real && b.shape.offsets != nullptr) own.count = 0;
       bool const near = cached && b.hot.ways > 0 && b.hot.ways <= near_ways && b.step.hot <= near_frames;
       far_words = b.hot.words + std::int64_t{row.slot} * b.hot.stride();
       hot = {.words = near && T::blocks == 1 ? memory.words : far_words,
@@ -156,7 +170,7 @@ struct resolve_body {
              .tags = memory.tags,
              .near = near};
       far = b.lists + std::int64_t{i} * list_rows + t.block() * (list_rows / T::blocks);
-      entries = metadata::entries(b.out) + std::int64_t{i} * b.queries * width;
+      entries = metadata::entries(b.out) + std::int64_t{own.first} * width;
       counters = b.counters + i * device_counts;
     }
     EBB_FN wanted_row& wanted(int i) const { return i < near_list ? s.list[i] : far[i - near_list]; }
@@ -244,16 +258,16 @@ struct resolve_body {
     }
   };
   template <class T>
-  EBB_FN void read_positions(T const& t, int item, int j, int first, chunk<T>& c) const {
+  EBB_FN void read_positions(T const& t, query_rows rows, int j, int first, chunk<T>& c) const {
     int const own = j + t.rank() / chunk<T>::lanes;
-    int const query = item * queries + own;
+    int const query = rows.first + own;
     std::int32_t const* const from = selection + std::int64_t{query} * P::top_k;
     EBB_UNROLL
     for (int k = 0; k < chunk<T>::size; ++k) {
       int const column = (first + k) * chunk<T>::lanes + t.rank() % chunk<T>::lanes;
-      c.position[k] = own < queries && column < P::top_k ? from[column] : -1;
+      c.position[k] = own < rows.count && column < P::top_k ? from[column] : -1;
     }
-    c.bound = own < queries ? step.bounds[query] : 0;
+    c.bound = own < rows.count ? bounds[query] : 0;
   }
   template <class T>
   EBB_FN void read_map(view<T> const& v, int j, int first, chunk<T>& c, tally& n) const {
@@ -263,7 +277,7 @@ struct resolve_body {
       int const column = (first + k) * chunk<T>::lanes + v.t.rank() % chunk<T>::lanes;
       std::int32_t const bound = v.real ? c.bound >> ratio_shift : 0;
       bool const valid = c.position[k] >= 0 && c.position[k] < bound;
-      bool const refused = v.real && !valid && column < P::top_k && j + v.t.rank() / chunk<T>::lanes < queries;
+      bool const refused = v.real && !valid && column < P::top_k && j + v.t.rank() / chunk<T>::lanes < v.own.count;
       n.invalid += refused && c.position[k] == -1;
       if (refused && c.position[k] != -1) [[unlikely]]
         tell(v, count::rejected, 1);
@@ -278,15 +292,15 @@ struct resolve_body {
     int const own = j + v.t.rank() / chunk<T>::lanes;
     typename metadata::entry* const entries = v.entries + own * width;
     typename metadata::entry filler = metadata::invalid();
-    if constexpr (metadata::packed) filler = metadata::make(sources[0], newest_row(v));
+    if constexpr (metadata::packed) filler = metadata::make(first_source, newest_row(v));
     int valid_before = 0;
     EBB_ROLL
     for (int first = 0; first < chunk<T>::passes; first += chunk<T>::size) {
       chunk<T> next;
       bool const ends = first + chunk<T>::size >= chunk<T>::passes;
-      bool const more = !ends || j + chunk<T>::side < queries;
+      bool const more = !ends || j + chunk<T>::side < v.own.count;
       int const next_query = ends ? j + chunk<T>::side : j, next_first = ends ? 0 : first + chunk<T>::size;
-      if (more) read_positions(v.t, v.item, next_query, next_first, next);
+      if (more) read_positions(v.t, v.own, next_query, next_first, next);
       EBB_ROLL
       for (int k = 0; k < chunk<T>::size; ++k, c.turn()) {
         int const column = (first + k) * chunk<T>::lanes + v.t.rank() % chunk<T>::lanes;
@@ -299,7 +313,7 @@ struct resolve_body {
         }
         if (valid) {
           look(v, c.position[0], c.where[0], entries, at, own * width + at, n);
-        } else if (!metadata::packed && column < P::top_k && own < queries) {
+        } else if (!metadata::packed && column < P::top_k && own < v.own.count) {
           entries[column] = filler;
         }
       }
@@ -310,11 +324,26 @@ struct resolve_body {
     }
     int const used = metadata::packed ? valid_before : P::top_k;
     EBB_ROLL
-    for (int i = used + v.t.rank() % chunk<T>::lanes; i < width && own < queries; i += chunk<T>::lanes)
+    for (int i = used + v.t.rank() % chunk<T>::lanes; i < width && own < v.own.count; i += chunk<T>::lanes)
       entries[i] = filler;
     if constexpr (metadata::packed) {
-      if (v.t.rank() == 0)
-        metadata::lengths(out)[std::int64_t{v.item} * queries + j] = valid_before > 1 ? valid_before : 1;
+      if (v.t.rank() == 0) metadata::lengths(out)[v.own.first + j] = valid_before > 1 ? valid_before : 1;
+    }
+  }
+
+  /// Rows that belong to no request: the teams share them out.
+  template <class T>
+  EBB_FN void pad(view<T> const& v) const {
+    typename metadata::entry filler = metadata::invalid();
+    if constexpr (metadata::packed) filler = metadata::make(first_source, zero_address);
+    int const requests = static_cast<int>(step.header[header_words::requests]);
+    EBB_ROLL
+    for (int row = shape.end(requests) + v.item; row < shape.rows; row += padded) {
+      EBB_ROLL
+      for (int i = v.t.rank(); i < width; i += T::width) metadata::entries(out)[std::int64_t{row} * width + i] = filler;
+      if constexpr (metadata::packed) {
+        if (v.t.rank() == 0) metadata::lengths(out)[row] = 1;
+      }
     }
   }
 
@@ -330,7 +359,7 @@ struct resolve_body {
       }
     }
     if (where.frame != frame_id::none) {
-      entries[at] = metadata::make(sources[0], (index(where.frame) << page_shift) + offset);
+      entries[at] = metadata::make(first_source, (index(where.frame) << page_shift) + offset);
       bool const tail = page >= v.row.tail_first;
       n.tail += tail;
       n.lent += !tail;
@@ -340,7 +369,7 @@ struct resolve_body {
       if (v.cached) {
         int const way = cache::find(v.t, v.hot, position);
         if (way >= 0) {
-          entries[at] = metadata::make(sources[0], hot_address(v, way));
+          entries[at] = metadata::make(first_source, hot_address(v, way));
           ++n.hot;
           return;
         }
@@ -386,11 +415,11 @@ struct resolve_body {
       wanted_row const w = v.wanted(i);
       if (w.row > -2) continue;
       std::int32_t const address = v.wanted(-2 - w.row).row;
-      v.entries[w.entry] = address < 0 ? lost() : metadata::make(sources[0], address);
+      v.entries[w.entry] = address < 0 ? lost() : metadata::make(first_source, address);
     }
   }
   EBB_FN typename metadata::entry lost() const {
-    return metadata::packed ? metadata::make(sources[0], zero_address) : metadata::invalid();
+    return metadata::packed ? metadata::make(first_source, zero_address) : metadata::invalid();
   }
 
   /// Gives each wanted row a slot, a bundle of lanes a row. All claims come before the first copy: what is read
@@ -406,7 +435,7 @@ struct resolve_body {
       if (!v.t.some(w.row >= 0)) continue;
       slot_of const slot = claim_one(v, w.row);
       if (w.row < 0 || v.t.bundle_rank() != 0) continue;
-      v.entries[w.entry] = slot.address < 0 ? lost() : metadata::make(sources[0], slot.address);
+      v.entries[w.entry] = slot.address < 0 ? lost() : metadata::make(first_source, slot.address);
       if (slot.address < 0) [[unlikely]]
         tell(v, count::lost, 1);
       v.wanted(i).row = slot.address;
@@ -421,19 +450,18 @@ struct resolve_body {
       v.t.add_all(v.counters + static_cast<int>(count::staged_rows), staged);
     }
   }
-  /// Copies the rows that were given slots, for every source of the set, a bundle a row.
+  /// Copies the rows that were given slots for the first source, a bundle a row, and leaves the plan for the others.
   template <class T>
   EBB_FN void copy(view<T> const& v, int all) const {
     EBB_ROLL
     for (int i = v.t.block_rank() / T::bundle; i < all; i += T::block_width / T::bundle) {
       wanted_row const w = v.wanted(i);
       if (w.entry >= 0) continue;
-      EBB_ROLL
-      for (int k = 0; k < source_count; ++k) {
-        row_in_flight<P, T> flying;
-        flying.read(v.t, sources[k], w.backing);
-        flying.write(v.t, sources[k], w.backing, address_in(sources[k], w.row));
-      }
+      row_in_flight<P, T> flying;
+      flying.read(v.t, first_source, w.backing);
+      if (plan.rows != nullptr && v.t.bundle_rank() == 0)
+        plan.rows[std::int64_t{v.item} * plan.stride + v.t.add(plan.counts + v.item, 1u)] = w;
+      flying.write(v.t, first_source, w.backing, w.row);
     }
   }
   struct slot_of {
@@ -457,16 +485,12 @@ struct resolve_body {
         claimed const c = Place::claim(v.t, staged ? staged_rows : v.hot, wanted, last == 1);
         bool const fetch = v.t.least(c.fetch ? 0 : 1) == 0;  // where lanes of a bundle raced, one of them won
         if (wanted < 0 || c.way < 0) return;
-        slot = {staged ? sources[0].staging + v.item * staging.ways + c.way : hot_address(v, c.way), fetch, staged};
+        slot = {staged ? first_source.staging + v.item * staging.ways + c.way : hot_address(v, c.way), fetch, staged};
       });
     }
     return slot;
   }
 
-  /// The same row slot in another source of the set.
-  EBB_FN std::int32_t address_in(source_view const& v, std::int32_t address) const {
-    return sources[0].is_staged(address) ? address - sources[0].staging + v.staging : address;
-  }
   /// The request's newest committed row, or the row of zeroes: a legal dummy.
   template <class T>
   EBB_FN std::int32_t newest_row(view<T> const& v) const {
@@ -499,18 +523,17 @@ struct replay_body {
   source_view to;
   typename P::metadata::ref in;
   typename P::metadata::ref out;
-  int queries;
 
+  /// Item = query row.
   EBB_BODY
   template <team T>
   EBB_FN void operator()(T const& t, int item) const {
-    std::int64_t const first = std::int64_t{item} * queries * width;
-    for (int i = t.rank(); i < queries * width; i += T::width) {
+    std::int64_t const first = std::int64_t{item} * width;
+    for (int i = t.rank(); i < width; i += T::width) {
       metadata::entries(out)[first + i] = metadata::translate(metadata::entries(in)[first + i], from, to);
     }
     if constexpr (metadata::packed) {
-      for (int j = t.rank(); j < queries; j += T::width)
-        metadata::lengths(out)[item * queries + j] = metadata::lengths(in)[item * queries + j];
+      if (t.rank() == 0) metadata::lengths(out)[item] = metadata::lengths(in)[item];
     }
   }
 };

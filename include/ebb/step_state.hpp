@@ -15,6 +15,34 @@ struct row_record {
   std::int32_t writable;    ///< tokens up to which it has pages
 };
 
+/// Query rows of one request in a step's arrays.
+struct query_rows {
+  int first = 0;
+  int count = 0;
+};
+
+/// Which rows of a step's flattened arrays belong to which request. Uniform: `queries` of each. Ragged: offsets[i] …
+/// offsets[i + 1] − 1 of request i, `queries` at most; rows behind those of the last request are padding. Numbers that
+/// lead out of the arrays are cut, never followed.
+struct row_shape {
+  int queries = 1;
+  int rows = 0;                           ///< in all, padding included: the captured width
+  std::int32_t const* offsets = nullptr;  ///< device array [requests + 1], rising from 0; null: uniform
+
+  EBB_FN query_rows of(int item) const {
+    if (offsets == nullptr) return {item * queries, queries};
+    int const first = within(offsets[item], 0, rows);
+    return {first, within(offsets[item + 1], first, first + queries < rows ? first + queries : rows) - first};
+  }
+  /// First row that belongs to none of `requests` requests; the uniform shape has rows for padded requests, too.
+  EBB_FN int end(int requests) const {
+    return offsets == nullptr ? rows : requests == 0 ? 0 : of(requests - 1).first + of(requests - 1).count;
+  }
+
+ private:
+  EBB_FN static int within(int v, int least, int most) { return v < least ? least : v > most ? most : v; }
+};
+
 /// Words in front of the row records: requests in the batch, 1 where all of them are whole, first stamp of the staging
 /// table, then the first stamp of each set's table.
 struct header_words {
@@ -30,6 +58,7 @@ struct step_ref {
   std::uint32_t* header;     ///< header_words
   row_record* rows;          ///< [max_batch]
   std::int32_t* committed;   ///< [requests] tokens
+  std::int32_t* offsets;     ///< [max_batch + 1] of a ragged step whose query counts the host gave
   std::int32_t* hot_frames;  ///< [requests][hot]
   std::int32_t* bounds;      ///< [max_batch · max_queries] exclusive causal bound, tokens
   std::int32_t* writes;      ///< [ratios][max_batch · max_queries] row address or −1
@@ -67,6 +96,8 @@ struct apply_body {
   int length_count;
   std::int32_t const* hot;  ///< per entry: slot, then `step.hot` frames
   int hot_count;
+  std::int32_t const* offsets;
+  int offset_count;
   map_word const* map;
   int map_count;
   int stride;  ///< max_batch · max_queries
@@ -88,6 +119,7 @@ struct apply_body {
     }
     for (int i = t.rank(); i < header_size; i += T::width) step.header[i] = header[i];
     for (int i = t.rank(); i < row_count; i += T::width) step.rows[i] = rows[i];
+    for (int i = t.rank(); i < offset_count; i += T::width) step.offsets[i] = offsets[i];
     for (int i = t.rank(); i < length_count; i += T::width) step.committed[lengths[i].slot] = lengths[i].tokens;
     int const words = 1 + step.hot;
     for (int i = t.rank(); i < hot_count * step.hot; i += T::width) {
@@ -101,7 +133,7 @@ struct apply_body {
 template <policy P>
 struct addresses_body {
   step_ref<P> step;
-  int queries;
+  row_shape shape;
   int stride;                  ///< max_batch · max_queries
   int ratios[ratio_count<P>];  ///< distinct ratios, rising
 
@@ -110,8 +142,9 @@ struct addresses_body {
   EBB_FN void operator()(T const& t, int item) const {
     bool const real = item < static_cast<int>(step.header[header_words::requests]);
     row_record const row = real ? step.rows[item] : row_record{0, 0, 0};
-    for (int j = t.rank(); j < queries; j += T::width) {
-      int const out = item * queries + j;
+    query_rows const own = real || shape.offsets == nullptr ? shape.of(item) : query_rows{};
+    for (int j = t.rank(); j < own.count; j += T::width) {
+      int const out = own.first + j;
       std::int64_t const token = real ? std::int64_t{step.committed[row.slot]} + j : 0;
       bool const fits = real && token < row.writable;
       step.bounds[out] = fits ? static_cast<std::int32_t>(token + 1) : 0;
@@ -130,17 +163,31 @@ struct addresses_body {
   }
 };
 
-/// end_step: committed lengths grow by what was accepted.
+/// end_step: committed lengths grow by what was accepted, 0 to the request's queries, up to its room.
 template <policy P>
 struct commit_body {
   step_ref<P> step;
-  length_word const* accepted;
+  length_word const* accepted;  ///< slots, and tokens where the host knows them
   int count;
+  std::int32_t const* on_device;  ///< [count] the engine's, or null
+  row_shape shape;
+  std::int32_t* taken;  ///< [count] host memory: what was committed; null where the host knows it
 
   EBB_BODY
   template <team T>
   EBB_FN void operator()(T const& t, int) const {
-    for (int i = t.rank(); i < count; i += T::width) step.committed[accepted[i].slot] += accepted[i].tokens;
+    for (int i = t.rank(); i < count; i += T::width) {
+      std::int32_t& committed = step.committed[accepted[i].slot];
+      std::int32_t tokens = accepted[i].tokens;
+      if (on_device != nullptr) {
+        std::int32_t const room = step.rows[i].writable - committed, queries = shape.of(i).count;
+        std::int32_t const most = room < queries ? room : queries;
+        tokens = on_device[i] < most ? on_device[i] : most;
+        tokens = tokens > 0 ? tokens : 0;
+        taken[i] = tokens;
+      }
+      committed += tokens;
+    }
   }
 };
 

@@ -3,6 +3,7 @@
 
 #include <ebb/copy_queue.hpp>
 #include <ebb/loan_allocator.hpp>
+#include <ebb/lookahead.hpp>
 #include <ebb/resident_map.hpp>
 #include <ebb/resolver.hpp>
 #include <ebb/sizes.hpp>
@@ -17,7 +18,20 @@ struct step {
   std::uint64_t number = 0;
   int requests = 0;
   int padded = 0;
+  int queries = 0;  ///< of a request, at most
+  row_shape shape{};
+};
+
+/// What a resolve looks up: device array `[rows][top_k]` of positions, −1 = none. By default its rows are the step's;
+/// with `queries` it has that many of every request instead (a drafter that runs again within the step) or, with
+/// `offsets`, device array `[padded + 1]`, `rows` in all and at most `queries` of one. `bounds`: device array [rows] of
+/// exclusive causal bounds in tokens, null: those of `addresses`, for the step's own rows.
+struct selected {
+  std::int32_t const* positions = nullptr;
+  std::int32_t const* bounds = nullptr;
   int queries = 0;
+  int rows = 0;
+  std::int32_t const* offsets = nullptr;
 };
 
 /// Tables, map, header and work lists in device memory. Everything is allocated at construction: steps allocate nothing
@@ -53,7 +67,9 @@ class step_tables {
   }
 
   /// Copies, waits, then tables, map and header of the step, in stream order.
-  void upload(stream on, step const& s, std::span<request_id const> batch, copy_queue<P, S>& copies) {
+  /// `queries`: of each request.
+  void upload(stream on, step const& s, std::span<request_id const> batch, std::span<int const> queries,
+              bool own_offsets, copy_queue<P, S>& copies) {
     copies.flush();
     effects& out = book().out;
     if (!out.waits.empty()) copies.wait(on, *std::max_element(out.waits.begin(), out.waits.end()));
@@ -63,11 +79,16 @@ class step_tables {
 
     bool direct = true;
     std::vector<row_record> rows;
-    for (request_id id : batch) {
-      request_record const& r = book().at(id.slot);
+    std::vector<std::int32_t> offsets;
+    for (std::size_t i = 0; i < batch.size(); ++i) {
+      request_record const& r = book().at(batch[i].slot);
       direct &= r.missing == 0;
-      rows.push_back({id.slot, allocator_.tail_first(r),
-                      static_cast<std::int32_t>(std::min<std::int64_t>(r.tokens + s.queries, r.tokens_max))});
+      rows.push_back({batch[i].slot, allocator_.tail_first(r), static_cast<std::int32_t>(r.writable(queries[i]))});
+    }
+    if (own_offsets) {
+      offsets.push_back(0);
+      for (int i = 0; i < s.padded; ++i)
+        offsets.push_back(offsets.back() + (i < s.requests ? queries[static_cast<std::size_t>(i)] : 0));
     }
     header_[header_words::requests] = static_cast<std::uint32_t>(batch.size());
     header_[header_words::direct] = direct;
@@ -100,6 +121,8 @@ class step_tables {
                                last ? static_cast<int>(lengths.size()) : 0,
                                put(hot),
                                last && hot_ > 0 ? static_cast<int>(hot.size()) / (hot_ + 1) : 0,
+                               put(offsets),
+                               last ? static_cast<int>(offsets.size()) : 0,
                                ring_.put(std::span<map_word const>{words.data() + at, n}),
                                static_cast<int>(n),
                                writes_stride()};
@@ -110,48 +133,70 @@ class step_tables {
     } while (at < words.size());
   }
   /// The head of the captured part.
-  addresses_body<P> addresses(int queries) const {
-    addresses_body<P> body{state_, queries, writes_stride(), {}};
+  addresses_body<P> addresses(row_shape const& shape) const {
+    addresses_body<P> body{state_, shape, writes_stride(), {}};
     for (int r : P::ratios) body.ratios[geo::ratio_class(r)] = r;
     return body;
   }
   /// The resolve of local group g.
-  resolve_body<P> resolve(int g, step const& s, std::int32_t const* selection, typename P::metadata::ref out) const {
+  resolve_body<P> resolve(int g, step const& s, selected const& what, typename P::metadata::ref out) const {
     int const set = geometry_.set_of_group(g);
-    int ordinal = 0;
-    for (int k = 0; k < g; ++k) ordinal += geometry_.set_of_group(k) == set;
     resolve_body<P> body{.step = state_,
                          .hot = {},
                          .staging = staging_,
-                         .sources = {},
+                         .first_source = rows_.view(geometry_.source_of_set(set, 0)),
                          .source_count = geometry_.sources_of_set(set),
                          .page_shift = geometry_.layout(geometry_.source_of_set(set, 0)).shift,
                          .ratio_shift = std::countr_zero(static_cast<unsigned>(geometry_.ratio_of_set(set))),
-                         .queries = s.queries,
-                         .selection = selection,
+                         .shape = shape_of(s, what),
+                         .padded = s.padded,
+                         .selection = what.positions,
+                         .bounds = what.bounds != nullptr ? what.bounds : state_.bounds,
                          .out = out,
                          .lists = lists_,
+                         .plan = geometry_.sources_of_set(set) > 1 ? plan_ : row_plan{},
                          .counters = reinterpret_cast<std::uint64_t*>(counters_.get()),
                          .zero_address = sizes_.frames * (P::page_tokens / geometry_.ratio_of_set(set))};
     if (!tables_.empty()) body.hot = tables_[static_cast<std::size_t>(set)];
-    body.hot.ordinal = ordinal;
+    body.hot.ordinal = resolve_ordinal(g);
     body.staging.ordinal = g;
-    for (int k = 0; k < body.source_count; ++k) body.sources[k] = rows_.view(geometry_.source_of_set(set, k));
+    return body;
+  }
+  /// Rows of a resolve, by default the step's.
+  static row_shape shape_of(step const& s, selected const& what) {
+    if (what.offsets != nullptr) return {what.queries, what.rows, what.offsets};
+    if (what.queries > 0) return {what.queries, s.padded * what.queries, nullptr};
+    return s.shape;
+  }
+  row_plan const& plan() const { return plan_; }
+  /// The prefetch for local group g: behind the resolves of its table before g's, and before g's.
+  prefetch_body<P> prefetch(int g, step const& s, candidates const& pool) const
+    requires P::tiers::caches
+  {
+    int const set = geometry_.set_of_group(g);
+    prefetch_body<P> body{.step = state_,
+                          .hot = tables_[static_cast<std::size_t>(set)],
+                          .kept = resolve_ordinal(g) >= 2 ? 1u : 0u,
+                          .page_shift = geometry_.layout(geometry_.source_of_set(set, 0)).shift,
+                          .ratio_shift = std::countr_zero(static_cast<unsigned>(geometry_.ratio_of_set(set))),
+                          .shape = s.shape,
+                          .pool = pool,
+                          .plan = ahead_,
+                          .source_count = geometry_.sources_of_set(set),
+                          .counters = reinterpret_cast<std::uint64_t*>(counters_.get())};
+    body.hot.ordinal = resolve_ordinal(g) - 1;
     return body;
   }
 
-  /// Committed lengths grow, on the device and here.
-  void commit(stream on, std::span<request_id const> batch, std::span<int const> accepted) {
+  /// Committed lengths grow on the device.
+  /// `accepted`: tokens of each request, empty where `device` has them and `taken` gets them.
+  void commit(stream on, step const& s, std::span<request_id const> batch, std::span<int const> accepted,
+              std::int32_t const* device, std::int32_t* taken) {
     if (batch.empty()) return;
     std::vector<length_word> words;
-    for (std::size_t i = 0; i < batch.size(); ++i) words.push_back({batch[i].slot, accepted[i]});
+    for (std::size_t i = 0; i < batch.size(); ++i) words.push_back({batch[i].slot, accepted.empty() ? 0 : accepted[i]});
     auto const* list = ring_.put(std::span<length_word const>{words});
-    space_.run(on, 1, commit_body<P>{state_, list, static_cast<int>(words.size())});
-    for (length_word const& w : words) {
-      request_record& r = book().at(w.slot);
-      r.tokens += w.tokens;
-      r.reserved = r.tokens;
-    }
+    space_.run(on, 1, commit_body<P>{state_, list, static_cast<int>(words.size()), device, s.shape, taken});
   }
 
   /// Every `use_period` steps the batch's use counts go to the host. Returns: where the step's ticket goes once it has one,
@@ -216,6 +261,7 @@ class step_tables {
     state_ = {device<std::uint32_t>(header_.size()),
               device<row_record>(static_cast<std::size_t>(sizes_.max_batch)),
               device<std::int32_t>(requests),
+              device<std::int32_t>(static_cast<std::size_t>(sizes_.max_batch) + 1),
               device<std::int32_t>(requests * static_cast<std::size_t>(hot_)),
               device<std::int32_t>(rows),
               device<std::int32_t>(rows * static_cast<std::size_t>(ratio_count<P>)),
@@ -224,6 +270,8 @@ class step_tables {
               hot_};
     if constexpr (resolve_body<P>::list_rows > 0)
       lists_ = device<wanted_row>(static_cast<std::size_t>(sizes_.max_batch) * resolve_body<P>::list_rows);
+    if (geometry_.largest_set() > 1) plan_ = plan_of(P::max_queries * P::top_k);
+    if (P::tiers::caches && P::candidate_pool > 0) ahead_ = plan_of(sizes_.prefetch_rows);
     counters_ =
         space_.device_memory(static_cast<std::size_t>(sizes_.max_batch) * device_counts * sizeof(std::uint64_t));
     for (uses_snapshot& s : uses_) {
@@ -239,7 +287,7 @@ class step_tables {
                            {sizing.bits, P::tiers::cache::exponent_bits},
                            header_words::set_stamps + set,
                            0,
-                           geometry_.groups_of_set(set)});
+                           geometry_.groups_of_set(set) * stamps_per_resolve<P>});
         next_stamp_.push_back(1);
       }
       staging_ = {device<std::uint32_t>(static_cast<std::size_t>(sizes_.max_batch) *
@@ -254,6 +302,17 @@ class step_tables {
         reinterpret_cast<clear_body::table*>(clear_tables_.get())[i] = {tables_[i].words, tables_[i].ways,
                                                                         tables_[i].stride()};
     }
+  }
+
+  row_plan plan_of(int rows) {
+    std::size_t const batch = static_cast<std::size_t>(sizes_.max_batch);
+    return {device<wanted_row>(batch * static_cast<std::size_t>(rows)), device<std::uint32_t>(batch), rows};
+  }
+  /// Stamp of a group's resolve among those of its table in a step, fixed at capture; that of its prefetch is one less.
+  int resolve_ordinal(int g) const {
+    int before = 0;
+    for (int k = 0; k < g; ++k) before += geometry_.set_of_group(k) == geometry_.set_of_group(g);
+    return (before + 1) * stamps_per_resolve<P> - 1;
   }
 
   /// Later patches of a slot win, so the words of one are applied once.
@@ -314,6 +373,7 @@ class step_tables {
   std::uint32_t next_staging_ = 1;
   std::shared_ptr<std::byte> clear_tables_;
   wanted_row* lists_ = nullptr;
+  row_plan plan_, ahead_;                ///< of the last resolve, and of the last prefetch
   std::shared_ptr<std::byte> counters_;  ///< [max_batch][device_counts]
   std::array<uses_snapshot, 2> uses_{};
 };

@@ -191,7 +191,7 @@ struct hot_rows {
     constexpr std::uint32_t most = (1u << 27) - 4;
     std::uint32_t const stamp = table.format.stamp(word);
     std::uint32_t const by_order = Order::key(table.format, word, table.steps);
-    bool const pinned = stamp == table.now;
+    bool const pinned = table.is_pinned(word);
     bool const same = table.format.position(word) == position;
     std::uint32_t key = 2 + (by_order < most ? by_order : most);
     key = stamp == 0 ? 1 : key;

@@ -7,20 +7,27 @@
 
 namespace ebb {
 
-/// One word for each row slot of a request, in `word_format`. A word stamped `now` is pinned: within one resolve a word
-/// changes at most once, from unpinned to pinned. All zero after admit, resume and truncate. Concurrency: lanes of one
+/// One word for each row slot of a request, in `word_format`. A word stamped `now` is pinned (`is_pinned`): within one
+/// resolve a word changes at most once, from unpinned to pinned. All zero after admit, resume and truncate. Concurrency: lanes of one
 /// team race on the words.
 struct row_table {
   std::uint32_t* words;
   int ways;  ///< row slots
   word_format format;
   std::uint32_t now;  ///< stamp of the running resolve
-  int steps;          ///< resolves of this table in one step
+  int steps;          ///< stamps of this table in one step
   /// Where `near`: the words as they were before the resolve, and `tag_of` their positions, four to a word; faster to
   /// search than `words`, which may be the same memory.
   std::uint32_t const* seen = nullptr;
   std::uint32_t const* tags = nullptr;
   bool near = false;
+  /// Stamps before `now` that are pinned, too: a prefetch leaves alone what the last resolve gave out.
+  std::uint32_t kept = 0;
+
+  EBB_FN bool is_pinned(std::uint32_t word) const {
+    std::uint32_t const stamp = format.stamp(word);
+    return stamp != 0 && stamp + kept >= now;
+  }
 };
 /// What one load of a set brings.
 struct alignas(16) four_words {
