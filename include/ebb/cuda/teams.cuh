@@ -24,9 +24,17 @@ using vector_of = std::conditional_t<
 /// copies in the first two. Atomic operations are relaxed and of device scope: two blocks see each other's, the
 /// host does not until the stream says so.
 struct device_words {
+  /// A word in shared memory concerns its block alone, and is read there without the way through the memory system.
   __device__ std::uint32_t load(std::uint32_t const* word) const {
     std::uint32_t value;
-    asm volatile("ld.relaxed.gpu.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+    if (__isShared(word)) {
+      asm volatile("ld.relaxed.cta.shared.u32 %0, [%1];"
+                   : "=r"(value)
+                   : "l"(__cvta_generic_to_shared(word))
+                   : "memory");
+    } else {
+      asm volatile("ld.relaxed.gpu.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+    }
     return value;
   }
   __device__ void store(std::uint32_t* word, std::uint32_t value) const {
