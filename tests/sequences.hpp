@@ -812,11 +812,17 @@ class trial {
                  metadata_in<metadata>(c->entries, c->lengths));
     call_on_main([this, c] { c->counts(kv_->counts()); });
     attend(c, true, 0, g.below(4) == 0);
-    // The other sources of the set, into memory of their own or over the first one's.
+    // The other sources of the set, in order, some of them twice or never, into memory of their own or over the first one's.
     if (g.below(3) == 0) return;
     bool const in_place = g.below(2) == 0;
+    std::size_t s = 0;
     for (std::size_t k = 0; k < c->sources.size(); ++k) {
-      std::size_t const s = in_place ? static_cast<std::size_t>(g.below(static_cast<int>(c->sources.size()))) : k;
+      if (in_place) {
+        s += static_cast<std::size_t>(g.below(static_cast<int>(c->sources.size() - s)));
+      } else {
+        s = k;
+      }
+      if (k > 0 && g.below(5) == 0) return;
       if (!in_place && k == 0) c->clear(c->other, c->other_lengths);
       if (!in_place && k > 0) call_on_main([c] { c->clear(c->other, c->other_lengths); });
       kv_->replay(

@@ -46,7 +46,7 @@ struct plan_copy_body {
 };
 
 /// Gives hot rows to the candidates of one request that are not on the GPU: looks, barrier, claims. Nothing that the
-/// table's last resolve gave out is evicted; what finds no way, or no place in the plan, is left to demand and counted.
+/// table's resolves of this step gave out is evicted; what finds no way, or no place in the plan, is left to demand and counted.
 ///
 /// Concurrency: one team per request; no other body may work on its table. Cost: a map and a table look for each
 /// position.
@@ -57,7 +57,6 @@ struct prefetch_body {
 
   step_ref<P> step;
   table_ref hot;
-  std::uint32_t kept;  ///< stamps between the table's last resolve in this step and now
   int page_shift;
   int ratio_shift;
   row_shape shape;  ///< of the step
@@ -87,7 +86,7 @@ struct prefetch_body {
                           .format = hot.format,
                           .now = step.header[hot.stamp_word] + static_cast<std::uint32_t>(hot.ordinal),
                           .steps = hot.steps,
-                          .kept = kept};
+                          .since = step.header[hot.stamp_word]};
     wanted_row* const list = plan.rows + std::int64_t{item} * plan.stride;
     std::int32_t bound = 0;
     for (int j = 0; j < own.count; ++j) {

@@ -286,7 +286,7 @@ class residency {
   /// Copies announced candidates into the hot rows of the group's table, beside the stream, for every source of its set.
   /// Comes before the group's own resolve and behind the resolves of earlier groups of its table. The table's next resolve
   /// waits for the copies, finds what is there and fetches the rest on demand: exact either way. Nothing that the
-  /// table's last resolve gave out is evicted. Capturable; see `join`. Requires: `addresses` ran in this step.
+  /// table's resolves of this step gave out is evicted. Capturable; see `join`. Requires: `addresses` ran in this step.
   void prefetch(stream on, step const& s, group_id group, candidates const& pool)
     requires(P::tiers::caches && P::candidate_pool > 0)
   {

@@ -42,7 +42,10 @@ class side_copies {
   /// Sources of its set that `replay` may be called for: this one of the set, and later ones.
   int next() const { return last_.given; }
   /// True where a captured part left copies that nothing in it waits for.
-  bool loose() const { return captured_ && (last_.group >= 0 || any_announced()); }
+  bool loose() const {
+    bool const behind = last_.group >= 0 && last_.given + 1 < last_.sources;
+    return captured_ && (behind || std::any_of(announced_.begin(), announced_.end(), [](auto& a) { return a.open; }));
+  }
 
   /// Before a resolve of a set: the plan before is carried out, and candidates are there.
   void before_resolve(stream on, int set) {
@@ -121,9 +124,6 @@ class side_copies {
     bool open = false;
     event end{};
   };
-  bool any_announced() const {
-    return std::any_of(announced_.begin(), announced_.end(), [](announcement const& a) { return a.open; });
-  }
   /// Enqueues the copy of the next source, behind everything on `on`.
   void copy(stream on) {
     int const set = geometry_.set_of_group(last_.group);

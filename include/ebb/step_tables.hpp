@@ -176,7 +176,6 @@ class step_tables {
     int const set = geometry_.set_of_group(g);
     prefetch_body<P> body{.step = state_,
                           .hot = tables_[static_cast<std::size_t>(set)],
-                          .kept = resolve_ordinal(g) >= 2 ? 1u : 0u,
                           .page_shift = geometry_.layout(geometry_.source_of_set(set, 0)).shift,
                           .ratio_shift = std::countr_zero(static_cast<unsigned>(geometry_.ratio_of_set(set))),
                           .shape = s.shape,

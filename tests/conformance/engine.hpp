@@ -436,9 +436,8 @@ class engine {
     for (int g = 0; g < kv.local().groups(); ++g) {
       std::size_t const at = static_cast<std::size_t>(g);
       kv.resolve(main, s, kv.local().id_of_group(g), b.selections[at], b.out[at][0]);
-      for (std::size_t k = 1; k < b.out[at].size(); ++k)
-        kv.replay(main, s, kv.local().id_of_group(g), source_of(g, static_cast<int>(k)), b.out[at][k]);
       for (std::size_t k = 0; k < b.out[at].size(); ++k) {
+        if (k > 0) kv.replay(main, s, kv.local().id_of_group(g), source_of(g, static_cast<int>(k)), b.out[at][k]);
         space.run(main, n,
                   check_rows_body<P>{kv.view(source_of(g, static_cast<int>(k))), b.out[at][k], b.rows[at][k],
                                      b.lengths[at], wrong_.data()});

@@ -21,12 +21,12 @@ struct row_table {
   std::uint32_t const* seen = nullptr;
   std::uint32_t const* tags = nullptr;
   bool near = false;
-  /// Stamps before `now` that are pinned, too: a prefetch leaves alone what the last resolve gave out.
-  std::uint32_t kept = 0;
+  /// Not 0: words stamped so or later are pinned, too. A prefetch leaves alone what resolves of its step gave out.
+  std::uint32_t since = 0;
 
   EBB_FN bool is_pinned(std::uint32_t word) const {
     std::uint32_t const stamp = format.stamp(word);
-    return stamp != 0 && stamp + kept >= now;
+    return stamp == now || (since != 0 && stamp >= since);
   }
 };
 /// What one load of a set brings.
