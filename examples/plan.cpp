@@ -56,7 +56,7 @@ std::string row(char const* preset, options const& o) {
   if (in.hot_rows == 0) in.hot_rows = ebb::usual_hot_rows<P>();
   try {
     auto const p = ebb::plan_for<P>(in);
-    auto const tables = static_cast<double>(p.slot_bytes + p.step_bytes) / mib;
+    auto const tables = static_cast<double>(p.slot_bytes + p.step_bytes + p.draft_bytes) / mib;
     auto const lent = p.adaptive.requests == 0 ? 0 : p.loans / p.adaptive.requests;
     return line("%-16s%9.0f%9d%9d%9d%9.1f%9.1f |%9lld%9lld%9lld  %-11s%7lld%8lld\n", preset,
                 static_cast<double>(p.frame_bytes) / 1024, in.hot_rows, p.required_frames, p.whole_pages, tables,
@@ -68,20 +68,26 @@ std::string row(char const* preset, options const& o) {
   }
 }
 
+struct drafted : ebb::models::glm53_fp8 {
+  static constexpr ebb::draft_window draft{2048, 6, 4096};
+};
+
 std::string table(options const& o) {
   using namespace ebb::models;
   std::string text = head(o);
   text += row<dsv32_fp8ds>("dsv32_fp8ds", o);
   text += row<glm53_fp8ds>("glm53_fp8ds", o);
   text += row<glm53_fp8>("glm53_fp8", o);
+  text += row<glm53_fp8_mtp>("glm53_fp8_mtp", o);
+  text += row<drafted>("… drafter window", o);
   text += row<glm51_bf16>("glm51_bf16", o);
   text += row<dsv4_flash>("dsv4_flash", o);
   text += row<dsv41_flash_fp4>("dsv41_flash_fp4", o);
   text += row<dsv41_flash_fp8>("dsv41_flash_fp8", o);
   text += row<qsa_record>("qsa_record", o);
   return text + R"(
-per request: tables (map, words, staging, lists) and index keys, which stay on the GPU (0.0 where the preset does not name their bytes: give
-them by --engine-mib). resident: whole histories on the GPU, no host copy. fixed: tail and hot rows. adaptive: as many, and spare frames
+per request: tables (map, words, staging, lists, draft ring) and index keys, which stay on the GPU (0.0 where the preset does not name their bytes: give
+them by --engine-mib). … drafter window: glm53_fp8 and a drafter of six layers that sees 2,048 positions of 4 KiB. resident: whole histories on the GPU, no host copy. fixed: tail and hot rows. adaptive: as many, and spare frames
 are lent: so many pages each at full load, the whole history of everybody up to so many requests.
 )";
 }

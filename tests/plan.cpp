@@ -62,6 +62,13 @@ std::int64_t bytes_of(plan_inputs const& in, std::int64_t n, std::int64_t frames
   return bytes;
 }
 
+struct drafted : models::glm53_fp8 {
+  static constexpr draft_window draft{2048, 6, 4096};
+};
+struct one_query : models::glm53_fp8 {
+  static constexpr int max_queries = 1;
+};
+
 TEST_CASE("a GLM-5.3 session needs the frames, words and staging worked out by hand") {
   constexpr auto plan = plan_for<models::glm53_fp8>({.gpu_bytes = 64 * gib,
                                                      .host_bytes = 500 * gib,
@@ -77,15 +84,45 @@ TEST_CASE("a GLM-5.3 session needs the frames, words and staging worked out by h
   CHECK(plan.whole_pages == 7813);                             // 500,010 tokens
   CHECK(plan.staging_rows == 12'288);                          // 8 × 2048 − 4096
   CHECK(plan.slot_bytes == 131'072 + 4 * 64 + 4 * 21 * 4096);  // map, numbers of hot frames, words of the tables
-  // a plane for each of the four sources of a group, its words, a wanted row of 16 bytes for each selected one
-  CHECK(plan.step_bytes ==
-        4LL * 12'288 * 576 + 4 * 12'288 + 16 * (8 * 2048 - 1024));  // shared memory holds 1,024 of the list
-  CHECK(plan.index_bytes == 500'010LL * 21 * 132);                  // one key for each group that selects
+  // two planes, their words, a wanted row of 16 bytes for each selected one (shared memory holds 1,024 of the list), and
+  // the plan for a group's other sources
+  CHECK(plan.step_bytes == 2LL * 12'288 * 576 + 4 * 12'288 + 16 * (8 * 2048 - 1024) + 16 * 8 * 2048);
+  CHECK(plan.draft_bytes == 0);
+  CHECK(plan.index_bytes == 500'010LL * 21 * 132);  // one key for each group that selects
 }
 
 TEST_CASE("two planes of a GLM-5.3 session and a draft ring stay below the published 0.061 GiB") {
-  double const planes = 2.0 * static_cast<double>(staging_plane_bytes({{576}, 64, 1}, 12'288));
-  CHECK(0.047 + (planes + 4.0 * 12'288) / static_cast<double>(gib) <= 0.061);
+  plan_inputs const in{.gpu_bytes = 64 * gib,
+                       .host_bytes = 5000 * gib,
+                       .history = 500'000,
+                       .growth = 10,
+                       .max_tokens = 1 << 20,
+                       .hot_rows = 4096};
+  auto const with = plan_for<drafted>(in);
+  auto const without = plan_for<one_query>(in);
+  CHECK(with.draft_bytes == 2064LL * 6 * 4096);
+  CHECK(without.draft_bytes == 0);
+  std::int64_t const added = with.draft_bytes + with.step_bytes - without.step_bytes;
+  CHECK(with.slot_bytes == without.slot_bytes);
+  CHECK(with.required_frames == without.required_frames);
+  CHECK(added * 1000 <= 61 * gib);
+  CHECK(with.adaptive.requests < without.adaptive.requests);
+}
+
+TEST_CASE("a drafter that reads full history is one more source and group, with room to write ahead") {
+  plan_inputs const in{.gpu_bytes = 64 * gib,
+                       .host_bytes = 500 * gib,
+                       .history = 500'000,
+                       .max_tokens = 1 << 19,
+                       .hot_rows = 4096,
+                       .steps_in_flight = 6};
+  auto const with = plan_for<models::glm53_fp8_mtp>(in);
+  auto const without = plan_for<models::glm53_fp8>(in);
+  CHECK(with.frame_bytes == without.frame_bytes / 78 * 79);
+  CHECK(with.slot_bytes == without.slot_bytes + 4 * 4096);
+  CHECK(without.tail_pages == 3);  // 6 × 8 tokens
+  CHECK(with.tail_pages == 3);     // 8 × 8
+  CHECK(tail_pages(64, 8, 7, true) == 4);
 }
 
 TEST_CASE("V4.1 takes 890 bytes a token with its index keys") {
@@ -95,7 +132,8 @@ TEST_CASE("V4.1 takes 890 bytes a token with its index keys") {
   CHECK(plan.hot_frames == 128);
   CHECK(plan.staging_rows == 0);  // 6 × 512 rows find room in the smallest table of 8192 ways
   CHECK(plan.slot_bytes == 8 * 10 + 4 * 128 + 4 * (3 * 8192 + 16'384));
-  CHECK(plan.step_bytes == 16 * (6 * 512 - 1024));  // the list, less what shared memory holds
+  // the list, less what shared memory holds, and the candidates of a prefetch
+  CHECK(plan.step_bytes == 16 * (6 * 512 - 1024) + 16 * 16'384);
 }
 
 TEST_CASE_TEMPLATE("predicted bytes are the sum of every page, slot and word", P, mixed<1>, mixed<2>, mixed<4>) {
@@ -120,8 +158,8 @@ TEST_CASE_TEMPLATE("predicted bytes are the sum of every page, slot and word", P
   int const staging = std::max(0, 2 * 40 - first_table);
   int const slots = (staging + 31) / 32 * 32;
   CHECK(bytes.words == 5LL * 4 * (first_table + 6 * 32) + 4LL * 4 * slots);
-  CHECK(bytes.staging == 4LL * 3 * slots * 104);
-  CHECK(bytes.lists == 0);  // shared memory holds them
+  CHECK(bytes.staging == 4LL * 2 * slots * 104);
+  CHECK(bytes.lists == 4 * 16 * 2 * 40);  // the plan for later sources; shared memory holds the lists
   CHECK(bytes.device() == bytes.arenas + bytes.staging + bytes.words + bytes.map + bytes.lists);
 
   arenas<P, serial_space> const owned{
@@ -141,7 +179,7 @@ TEST_CASE("packed metadata takes one more frame, and use counts a word a page") 
 TEST_CASE("borrowed arenas cost a staging plane for every source") {
   geometry<mixed<2>> const g;
   pool_sizes sizes{.requests = 2, .max_batch = 1, .max_tokens = 32, .hot_rows = 96, .staging_rows = 64};
-  CHECK(footprint_of(g, sizes).staging == 3 * 64 * 104);
+  CHECK(footprint_of(g, sizes).staging == 2 * 64 * 104);
   sizes.borrowed = true;
   CHECK(footprint_of(g, sizes).staging == 4 * 64 * 104);
 }
@@ -206,7 +244,7 @@ TEST_CASE("a batch smaller than the slots needs less staging") {
   auto const all = plan_for<mixed<4>>(in);
   in.max_batch = 10;
   auto const ten = plan_for<mixed<4>>(in);
-  std::int64_t const spared = 30 * (3 * 32 * 104 + 4 * 32);  // 80 rows less 48 ways
+  std::int64_t const spared = 30 * (2 * 32 * 104 + 4 * 32 + 16 * 80);  // 80 rows less 48 ways; a plan of 80
   CHECK(ten.fixed.requests >= all.fixed.requests);
   std::int64_t const more = ten.frames - all.frames;
   CHECK(more * ten.frame_bytes < spared + ten.frame_bytes);

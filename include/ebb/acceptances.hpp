@@ -3,6 +3,7 @@
 
 #include <ebb/ids.hpp>
 #include <ebb/space.hpp>
+#include <ebb/step_state.hpp>
 
 #include <deque>
 #include <utility>
@@ -12,10 +13,12 @@ namespace ebb {
 
 /// How many tokens of each request of a step were accepted: a device array `[requests]`, written before end_step's place
 /// in the stream and unchanged until its ticket is reached. Numbers below 0, or above the request's queries or room,
-/// are cut.
+/// are cut. `drafted`: as in `end_step`, a device array, too; null: the drafter is as far as the target.
 struct on_device {
   std::int32_t const* accepted;
-  explicit on_device(std::int32_t const* tokens) : accepted{tokens} {}
+  std::int32_t const* drafted;
+  explicit on_device(std::int32_t const* tokens, std::int32_t const* drafter = nullptr)
+      : accepted{tokens}, drafted{drafter} {}
 };
 
 /// Steps whose acceptance only the device knows yet, in their order. Host only, one control thread.
@@ -28,24 +31,25 @@ class acceptances {
         requests_{requests},
         steps_{steps},
         memory_{space.shared_memory(static_cast<std::size_t>(steps) * static_cast<std::size_t>(requests) *
-                                    sizeof(std::int32_t))} {}
+                                    sizeof(accepted_word))} {}
 
   /// Where the step's body leaves its numbers, in host memory.
-  std::int32_t* room(std::uint64_t step) const {
-    return reinterpret_cast<std::int32_t*>(memory_.get()) +
+  accepted_word* room(std::uint64_t step) const {
+    return reinterpret_cast<accepted_word*>(memory_.get()) +
            static_cast<std::ptrdiff_t>(step % static_cast<std::uint64_t>(steps_)) * requests_;
   }
   void add(std::uint64_t step, ticket at, typename S::event end, std::vector<request_id> batch,
            std::vector<int> queries) {
     open_.push_back({step, at, std::move(end), std::move(batch), std::move(queries)});
   }
+  bool empty() const { return open_.empty(); }
   bool waits_for(request_id id) const {
     for (each const& e : open_)
       for (request_id r : e.batch)
         if (r == id) return true;
     return false;
   }
-  /// Waits for the oldest steps as long as `due(step, ticket)` says so, and calls `accept(request, queries, tokens)` for
+  /// Waits for the oldest steps as long as `due(step, ticket)` says so, and calls `accept(request, queries, word)` for
   /// each of their requests, in order.
   template <class Due, class Accept>
   void settle(Due due, Accept accept) {

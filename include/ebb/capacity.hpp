@@ -23,9 +23,10 @@ inline constexpr int most_requests = 1 << 20;
 inline constexpr int most_steps = 64;  ///< in flight
 
 /// Pages at the end of a request that are never lent: ⌈(1 + lag) · max_queries / page_tokens⌉ that steps in flight may
-/// write, with lag = steps_in_flight − 1, and two: one that is partly committed, one that waits for its backup.
-constexpr int tail_pages(int page_tokens, int max_queries, int steps_in_flight) {
-  return 2 + static_cast<int>(pages_for(std::int64_t{steps_in_flight} * max_queries, page_tokens));
+/// write, with lag = steps_in_flight − 1, and two: one that is partly committed, one that waits for its backup. A drafter
+/// that reads full history may write as many tokens ahead, and may be as many behind: `drafts`.
+constexpr int tail_pages(int page_tokens, int max_queries, int steps_in_flight, bool drafts = false) {
+  return 2 + static_cast<int>(pages_for(std::int64_t{steps_in_flight + (drafts ? 2 : 0)} * max_queries, page_tokens));
 }
 
 /// Frames that hold the hot rows of one request; `hot_rows` counts rows at r = 1.

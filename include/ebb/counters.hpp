@@ -26,6 +26,7 @@ struct gauges {
   int host_pages = 0, host_pages_free = 0;
   int requests = 0, running = 0, waiting = 0, preempted = 0;
   int frames_promised = 0, frames_wanted = 0;
+  int draft_rings = 0, draft_rings_free = 0;
   std::int64_t frames_held = 0, host_pages_held = 0;
   std::int64_t gpu_bytes = 0, host_bytes = 0;
 };
@@ -141,6 +142,8 @@ void for_each_value(gauges const& g, F f) {
   f("frames_wanted", "frames that pending calls wait for", g.frames_wanted);
   f("frames_held", "frames promised to holds", g.frames_held);
   f("host_pages_held", "host pages promised to holds", g.host_pages_held);
+  f("draft_rings", "rings of windowed drafters in all", g.draft_rings);
+  f("draft_rings_free", "rings nobody has", g.draft_rings_free);
   f("gpu_bytes", "bytes of GPU memory that it owns for rows", g.gpu_bytes);
   f("host_bytes", "bytes of the host store", g.host_bytes);
 }

@@ -14,13 +14,6 @@
 
 namespace ebb {
 
-/// A drafter whose queries attend to the last `tokens` positions only. All zero: there is none.
-struct draft_window {
-  int tokens = 0;     ///< positions before its causal bound that a query sees, at most
-  int layers = 0;     ///< drafter layers with KV of their own
-  int row_bytes = 0;  ///< of one position in one layer: a multiple of 16
-};
-
 /// Rows of one ring, the same for every request whatever its length: window + max_queries, rounded up to a multiple of
 /// 16.
 ///
@@ -54,18 +47,16 @@ constexpr std::int32_t first_after_truncate(std::int64_t first, std::int64_t bef
 }
 
 /// The running step as the ring's bodies see it: arrays in memory that they read, at fixed addresses where they are
-/// captured. A request of the batch has `queries` rows, or offsets[i] … offsets[i + 1] − 1 where there are offsets.
+/// captured.
 /// Concurrency: written before the bodies run, in stream order.
 struct draft_batch {
-  std::uint32_t const* header;            ///< header_words: how many requests are real
-  row_record const* rows;                 ///< [padded] of each request of the batch; only real ones are read
-  std::int32_t const* committed;          ///< [requests] tokens
-  std::int32_t const* rings;              ///< [requests] ring, −1: none, nothing is written or seen
-  int queries = 1;                        ///< of every request, where `offsets` is null
-  std::int32_t const* offsets = nullptr;  ///< [padded + 1] first row of each request, rising
+  std::uint32_t const* header;    ///< header_words: how many requests are real
+  row_record const* rows;         ///< [padded] of each request of the batch; only real ones are read
+  std::int32_t const* committed;  ///< [requests] tokens
+  std::int32_t const* rings;      ///< [requests] ring, −1: none, nothing is written or seen
+  row_shape shape{};              ///< whose rows are whose
 
   EBB_FN bool is_real(int item) const { return item < static_cast<int>(header[header_words::requests]); }
-  EBB_FN int first_row(int item) const { return offsets != nullptr ? offsets[item] : item * queries; }
 };
 
 /// Where the drafter's row of each query's token goes. Item = request of the batch; a row of a padded request, behind
@@ -84,7 +75,8 @@ struct draft_writes_body {
     row_record const row = real ? batch.rows[item] : row_record{0, 0, 0};
     int const ring = real ? batch.rings[row.slot] : -1;
     std::int64_t const committed = real ? batch.committed[row.slot] : 0;
-    int const begin = batch.first_row(item), end = batch.first_row(item + 1);
+    query_rows const own = batch.shape.of(item);
+    int const begin = own.first, end = own.first + own.count;
     for (int out = begin + t.rank(); out < end; out += T::width) {
       std::int64_t const token = committed + (out - begin);
       bool const fits = ring >= 0 && out - begin < max_queries && token < row.writable;
@@ -119,7 +111,8 @@ struct draft_window_body {
     // The ring holds no position at or behind `written`, and none from `capacity` before it.
     std::int64_t const written = real ? std::int64_t{batch.committed[slot]} + max_queries : 0;
     std::int64_t const valid = real ? later(later(first[slot], written - capacity), 0) : 0;
-    for (int out = batch.first_row(item); out < batch.first_row(item + 1); ++out) {
+    query_rows const own = batch.shape.of(item);
+    for (int out = own.first; out < own.first + own.count; ++out) {
       std::int64_t const bound = ring < 0 ? 0 : bounds[out];
       std::int64_t const begin = later(bound - window, valid), end = bound < written ? bound : written;
       int const length = begin < end ? static_cast<int>(end - begin) : 0;

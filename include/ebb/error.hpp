@@ -11,7 +11,7 @@
 namespace ebb {
 
 /// The pools a call can run short of. `tokens`: longer than `max_tokens`.
-enum class pool { requests, frames, host_pages, tokens };
+enum class pool { requests, frames, host_pages, tokens, draft_rings };
 
 constexpr char const* name(pool p) {
   switch (p) {
@@ -21,6 +21,8 @@ constexpr char const* name(pool p) {
       return "frames";
     case pool::host_pages:
       return "host pages";
+    case pool::draft_rings:
+      return "draft rings";
     default:
       return "tokens";
   }

@@ -87,7 +87,8 @@ inline constexpr int stamps_per_resolve = P::candidate_pool > 0 ? 2 : 1;
 template <policy P>
 constexpr std::int64_t longest_tokens(geometry<P> const& g) {
   if constexpr (P::tiers::caches)
-    return longest_history(P::tiers::cache::exponent_bits, g.groups() * stamps_per_resolve<P>, g.smallest_ratio());
+    return longest_history(P::tiers::cache::exponent_bits, (g.groups() + P::drafter_passes - 1) * stamps_per_resolve<P>,
+                           g.smallest_ratio());
   return most_tokens;
 }
 
@@ -113,7 +114,7 @@ constexpr footprint footprint_of(geometry<P> const& g, pool_sizes const& sizes) 
         sizes.requests * (P::tiers::caches ? std::max(ways_of_set(g, set, sizes.hot_rows), set_ways) : 0) * word_bytes;
   std::int64_t const uses = P::keep::wants_uses ? pages_for(sizes.max_tokens, P::page_tokens) : 0;
   out.map = sizes.requests * (map_bytes(sizes.max_tokens, P::page_tokens) + (hot + uses) * word_bytes);
-  std::int64_t const planned = g.largest_set() > 1 ? P::max_queries * P::top_k : 0;
+  std::int64_t const planned = P::tiers::caches && g.largest_set() > 1 ? P::max_queries * P::top_k : 0;
   std::int64_t const ahead = P::tiers::caches && P::candidate_pool > 0 && sizes.prefetch_rows < 0
                                  ? P::candidate_pool
                                  : std::max(0, sizes.prefetch_rows);

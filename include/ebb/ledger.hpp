@@ -32,10 +32,14 @@ struct request_record {
   ebb::phase phase = phase::vacant;
   std::int64_t admitted = 0;  ///< ordinal of the admission
   std::int64_t tokens_max = 0;
-  std::int64_t tokens = 0;    ///< committed
-  int pending = 0;            ///< tokens that steps may have committed besides, as yet unknown here
-  std::int64_t reserved = 0;  ///< tokens up to which an import has room, ≥ tokens
-  int reserve = 0;            ///< frames it may require
+  std::int64_t tokens = 0;      ///< committed
+  int pending = 0;              ///< tokens that steps may have committed besides, as yet unknown here
+  std::int64_t reserved = 0;    ///< tokens up to which an import has room, ≥ tokens
+  std::int64_t drafted = 0;     ///< committed length of a drafter that reads full history, ≤ tokens
+  std::int64_t draft_from = 0;  ///< first token whose drafter rows were written in this incarnation, or restored
+  int reserve = 0;              ///< frames it may require
+  int rings = 0;                ///< draft rings it is promised
+  int ring = -1;                ///< the one it has
   std::vector<page_record> pages;
   std::vector<frame_id> hot;   ///< frames of its hot rows; empty while it is whole
   std::vector<frame_id> idle;  ///< required frames it got and does not use yet

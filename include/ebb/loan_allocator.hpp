@@ -21,7 +21,8 @@ enum class take_id : std::uint64_t { none = 0 };
 template <policy P>
 class loan_allocator {
  public:
-  explicit loan_allocator(allocator_sizes const& sizes) : seats_{sizes}, promises_{sizes.frames, sizes.host_pages} {}
+  explicit loan_allocator(allocator_sizes const& sizes)
+      : seats_{sizes}, promises_{{sizes.frames, sizes.host_pages, sizes.rings}} {}
 
   ledger& book() { return seats_.book(); }
   ledger const& book() const { return seats_.book(); }
@@ -58,6 +59,7 @@ class loan_allocator {
     r.admitted = ++admissions_;
     r.tokens_max = tokens_max;
     r.reserve = need.frames;
+    r.rings = need.rings;
     ++book().counts.admitted;
     start(r, std::min(need.frames, book().pages_of(tokens)));
     return r.id;
@@ -170,9 +172,11 @@ class loan_allocator {
     serve();
   }
 
+  /// The committed length changes otherwise than by a step; the drafter's own goes with it.
   void set_tokens(request_record& r, std::int64_t tokens) {
     r.tokens = tokens;
     r.reserved = tokens;
+    r.drafted = tokens;
     book().out.lengths.push_back(r.id.slot);
   }
 
@@ -207,14 +211,28 @@ class loan_allocator {
   /// Asks for the host copies of what the last step committed.
   void back_up(request_record& r) {
     if constexpr (!P::backup::when_sealed) return;
-    int const end =
-        P::backup::after_each_step ? book().pages_of(r.tokens) : static_cast<int>(r.tokens / P::page_tokens);
+    // A page is sealed once the drafter, too, has written its rows.
+    int const end = P::backup::after_each_step ? book().pages_of(r.tokens)
+                                               : static_cast<int>(std::min(r.tokens, r.drafted) / P::page_tokens);
     bool contiguous = true;
     for (int p = r.backup_from; p < end; ++p) {
       if (book().has_frame(r, p) && book().page(r, p).mapped) contiguous &= book().back_up(r, p);
       if (contiguous && book().page(r, p).backing >= P::page_tokens) r.backup_from = p + 1;
       contiguous &= r.backup_from > p;
     }
+  }
+
+  /// The drafter wrote rows of [from, to), which host copies made before do not have.
+  void drafted(request_record& r, std::int64_t from, std::int64_t to) {
+    for (int p = static_cast<int>(from / P::page_tokens); p < book().pages_of(to); ++p) {
+      int const kept = static_cast<int>(std::max<std::int64_t>(0, from - std::int64_t{p} * P::page_tokens));
+      page_record& page = book().page(r, p);
+      if (std::max(page.backed, page.backing) <= kept) continue;
+      page.backed = std::min(page.backed, kept);
+      page.backing = page.backed;
+      book().outdate(page);
+    }
+    r.backup_from = std::min(r.backup_from, static_cast<int>(from / P::page_tokens));
   }
 
   // ---- control
@@ -246,12 +264,14 @@ class loan_allocator {
   }
 
   outcome<request_id> resume(request_record& r, std::int64_t tokens, hold_id hold) {
-    reservation const need{need_of(r.tokens_max).frames, 0};
+    reservation need = need_of(r.tokens_max);
+    need.hosts = 0;
     if (auto no = lacking(need, hold)) return refuse(*no);
     release(hold);
     promises_.give(need);
     r.phase = phase::waiting;
     r.reserve = need.frames;
+    r.rings = need.rings;
     seats_.unmark(r);
     seats_.refresh(r, 0);
     ++book().counts.resumed;
@@ -263,7 +283,9 @@ class loan_allocator {
   void truncate(request_record& r, std::int64_t tokens) {
     while (static_cast<int>(r.pages.size()) > book().pages_of(tokens)) seats_.shed_last(r);
     int const partial = static_cast<int>(tokens % P::page_tokens);
+    std::int64_t const drafted = std::min(r.drafted, tokens);
     set_tokens(r, tokens);
+    r.drafted = drafted;
     if (partial != 0) {
       page_record& last = r.pages.back();
       book().wait_main(last.busy);
@@ -320,7 +342,9 @@ class loan_allocator {
     int frames;
   };
 
-  reservation need_of(std::int64_t tokens_max) const { return {required(tokens_max), book().pages_of(tokens_max)}; }
+  reservation need_of(std::int64_t tokens_max) const {
+    return {required(tokens_max), book().pages_of(tokens_max), P::draft.layers > 0 ? 1 : 0};
+  }
 
   /// Pages behind the committed ones go; the last committed one is in the tail again.
   void drop_uncommitted(request_record& r) {
@@ -415,8 +439,9 @@ class loan_allocator {
       outstanding_ -= w.frames;
       return true;
     });
-    promises_.take_back({r.reserve, 0});
+    promises_.take_back({r.reserve, 0, r.rings});
     r.reserve = 0;
+    r.rings = 0;
     r.pinned = false;
     for (auto* list : {&r.idle, &r.hot}) {
       for (frame_id f : *list) book().retire(f);

@@ -83,6 +83,20 @@ struct glm53_fp8 : glm53_fp8ds {
   using metadata = plain_rows;
 };
 
+/// GLM-5.3 with 576 FP8 values a row and its MTP layer: a drafter that reads full history, once after verification and
+/// once for each further draft. Source: as `glm53_fp8`.
+struct glm53_fp8_mtp : glm53_fp8 {
+  static constexpr auto layers = [] {
+    std::array<layer_binding, 79> out{};
+    std::copy(glm53_fp8::layers.begin(), glm53_fp8::layers.end(), out.begin());
+    out[78] = {21, 78};
+    return out;
+  }();
+  static constexpr auto ratios = equal_ratios<79>();
+  static constexpr int drafter_group = 21;
+  static constexpr int drafter_passes = max_queries;
+};
+
 /// GLM-5.1 in BF16: 78 layers, each with its own selection and KV.
 /// Source: the model's public card; row format of FlashMLA's BF16 sparse attention, 576 BF16 values.
 struct glm51_bf16 : policy_defaults {
@@ -165,6 +179,7 @@ constexpr int layers_of_group(int group) {
 static_assert(has_numbers<dsv32_fp8ds>(656, 64, 2048, 4, 61, 61, 61) && has_ratio<dsv32_fp8ds>(1));
 static_assert(has_numbers<glm53_fp8ds>(656, 64, 2048, 8, 78, 21, 78) && has_ratio<glm53_fp8ds>(1));
 static_assert(has_numbers<glm53_fp8>(576, 64, 2048, 8, 78, 21, 78) && has_ratio<glm53_fp8>(1));
+static_assert(has_numbers<glm53_fp8_mtp>(576, 64, 2048, 8, 79, 22, 79) && has_ratio<glm53_fp8_mtp>(1));
 static_assert(has_numbers<glm51_bf16>(1152, 64, 2048, 4, 78, 78, 78) && has_ratio<glm51_bf16>(1));
 static_assert(has_numbers<dsv4_flash>(584, 256, 512, 6, 21, 21, 21) && has_ratio<dsv4_flash>(4));
 static_assert(has_numbers<dsv41_flash_fp4>(288, 128, 512, 6, 38, 8, 4) && dsv41_flash_fp4::candidate_pool == 16'384);

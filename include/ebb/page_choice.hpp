@@ -18,7 +18,8 @@ struct allocator_sizes {
   std::int64_t max_tokens;
   int tail;
   int hot;
-  int run = 1;  ///< host pages handed out together
+  int run = 1;    ///< host pages handed out together
+  int rings = 0;  ///< of drafters with a window
 };
 
 /// What a request requires of its pages, and the choice of those that go or come. Part of `seating`. Host only, one

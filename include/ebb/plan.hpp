@@ -1,6 +1,7 @@
 #pragma once
 /// What fits where: constexpr predictions of memory, and of how many requests it serves.
 
+#include <ebb/draft_ring.hpp>
 #include <ebb/error.hpp>
 #include <ebb/footprint.hpp>
 
@@ -44,6 +45,7 @@ struct capacity_plan {
   std::int64_t frame_bytes = 0;  ///< one page of all local sources, on the GPU and in the host store
   std::int64_t slot_bytes = 0;   ///< of a request slot: words of the hot rows, map
   std::int64_t step_bytes = 0;   ///< of a request in a step: staging and its words, lists
+  std::int64_t draft_bytes = 0;  ///< of a running request: the ring of a windowed drafter
   std::int64_t index_bytes = 0;  ///< of a running request, kept by the engine
   int staging_rows = 0;
   int tail_pages = 0;
@@ -117,7 +119,7 @@ constexpr capacity_plan plan_for(plan_inputs const& in) {
   for (int set = 0; set < g.sets(); ++set)
     out.index_bytes += complete_rows(tokens, g.ratio_of_set(set)) * P::index_row_bytes;
   out.staging_rows = staging;
-  out.tail_pages = tail_pages(P::page_tokens, P::max_queries, in.steps_in_flight);
+  out.tail_pages = tail_pages(P::page_tokens, P::max_queries, in.steps_in_flight, P::drafter_group >= 0);
   out.hot_frames = P::tiers::caches ? hot_frames(in.hot_rows, P::page_tokens) : 0;
   out.required_frames = required_frames(tokens, P::page_tokens, out.tail_pages, out.hot_frames, P::tiers::caches);
   out.whole_pages = static_cast<int>(pages_for(tokens, P::page_tokens));
@@ -129,7 +131,8 @@ constexpr capacity_plan plan_for(plan_inputs const& in) {
 
   // Slots and batch rows are paid for whether they run or not; where their number is not given, every request that fits
   // has one.
-  std::int64_t const running = in.engine_bytes + out.index_bytes;
+  out.draft_bytes = draft_ring_bytes(P::draft, P::max_queries);
+  std::int64_t const running = in.engine_bytes + out.index_bytes + out.draft_bytes;
   auto const fits = [&](std::int64_t slot_bytes, std::int64_t step_bytes, std::int64_t frames, std::int64_t extra,
                         std::int64_t by_host) {
     std::int64_t const batch = in.max_batch > 0 ? in.max_batch : in.requests;

@@ -39,6 +39,13 @@ constexpr std::array<int, Sources> equal_ratios(int r = 1) {
   return out;
 }
 
+/// A drafter whose queries attend to the last `tokens` positions only, with KV of its own. All zero: there is none.
+struct draft_window {
+  int tokens = 0;     ///< positions before its causal bound that a query sees, at most
+  int layers = 0;     ///< drafter layers with KV of their own
+  int row_bytes = 0;  ///< of one position in one layer: a multiple of 16
+};
+
 /// Defaults of every knob but the geometry. A policy derives from it, or from a preset in `models.hpp`, and overrides
 /// members.
 struct policy_defaults {
@@ -46,8 +53,11 @@ struct policy_defaults {
   static constexpr int page_multiple = 1;   ///< page strides are padded to a multiple of this many bytes
   static constexpr int candidate_pool = 0;  ///< positions announced early, 0 = none
   static constexpr int index_row_bytes =
-      0;                               ///< the engine's index key of one row, once per source set, for the planner
-  static constexpr bool count = true;  ///< device counters compiled in
+      0;                                    ///< the engine's index key of one row, once per source set, for the planner
+  static constexpr bool count = true;       ///< device counters compiled in
+  static constexpr draft_window draft{};    ///< a windowed drafter's own KV: a ring per request
+  static constexpr int drafter_group = -1;  ///< index group of a drafter that reads full history (MTP, EAGLE); −1: none
+  static constexpr int drafter_passes = 1;  ///< how often that group may resolve in one step
   using tiers = tier_list<lent_pages, hot_rows<lrfu>, staging_rows, host_pages>;
   using keep = newest;
   using backup = sealed_pages;
@@ -67,6 +77,9 @@ concept policy = requires {
   { P::candidate_pool } -> std::convertible_to<int>;
   { P::index_row_bytes } -> std::convertible_to<int>;
   { P::count } -> std::convertible_to<bool>;
+  { P::draft } -> std::convertible_to<draft_window>;
+  { P::drafter_group } -> std::convertible_to<int>;
+  { P::drafter_passes } -> std::convertible_to<int>;
   P::layers.size();
   P::ratios.size();
   typename P::tiers;
@@ -149,6 +162,19 @@ struct geometry_of {
     }
     return true;
   }
+  /// No other group reads the sources of a drafter.
+  static constexpr bool drafter_alone() {
+    if (P::drafter_group < 0) return true;
+    if (P::drafter_group >= groups || !legal_numbers()) return false;
+    for (auto l : P::layers)
+      for (auto other : P::layers)
+        if (l.source == other.source && (l.group == P::drafter_group) != (other.group == P::drafter_group))
+          return false;
+    return true;
+  }
+  /// Tokens that a drafter with full history writes beyond the queries of a step.
+  static constexpr int drafts_ahead = P::drafter_group >= 0 ? P::max_queries : 0;
+  static constexpr bool is_drafter(int group) { return P::drafter_group >= 0 && group == P::drafter_group; }
   /// Sources of one group have the same ratio.
   static constexpr bool equal_ratio_in_group() {
     if (!legal_numbers()) return true;
@@ -213,6 +239,17 @@ constexpr bool check_policy() {
   static_assert(P::top_k > 0, "ebb policy: `top_k` is not positive; give the number of positions one query selects");
   static_assert(P::max_queries >= 1 && P::max_queries <= 16,
                 "ebb policy: `max_queries` is out of range; 1 to 16 queries a request are legal");
+  static_assert(
+      g::drafter_alone(),
+      "ebb policy: `drafter_group` is no group of `layers`, or shares a source with another group; a drafter's "
+      "sources are its own");
+  static_assert(P::drafter_passes >= 1 && P::drafter_passes <= 64,
+                "ebb policy: `drafter_passes` is out of range; a drafter may resolve 1 to 64 times a step");
+  static_assert(
+      P::draft.layers == 0 ||
+          (P::draft.layers > 0 && P::draft.tokens > 0 && P::draft.row_bytes > 0 && P::draft.row_bytes % 16 == 0),
+      "ebb policy: `draft` needs a window of at least one token, at least one layer, and rows of a multiple of "
+      "16 bytes");
   static_assert(P::page_multiple > 0,
                 "ebb policy: `page_multiple` is not positive; 1 means page strides without padding");
   static_assert(P::candidate_pool == 0 || P::candidate_pool >= P::top_k,

@@ -63,6 +63,7 @@ class residency {
         sides_{space, geometry_, rows_, tables_},
         imports_{space, geometry_, rows_, allocator_, copies_, sizes.requests},
         acceptances_{space, sizing_.s.steps_in_flight + 1, sizing_.s.max_batch} {
+    if constexpr (P::draft.layers > 0) rings_.emplace(space, P::draft, P::max_queries, sizing_.s.draft_rings);
     book().refuses = [space](copy_kind kind, int slot, int page) { return space.refuses_copy(kind, slot, page); };
   }
   residency(residency const&) = delete;
@@ -87,7 +88,11 @@ class residency {
   /// frames are ready. Returns: a handle, perhaps still pending (`ready`), or the limiting pool with numbers. `hold`: a
   /// promise made earlier, used up.
   outcome<request_id> admit(std::int64_t tokens_max, std::int64_t tokens = 0, hold_id hold = hold_id::none) {
-    return decided([&] { return allocator_.admit(tokens_max, tokens, hold); });
+    return decided([&] {
+      auto const id = allocator_.admit(tokens_max, tokens, hold);
+      if (id) take_ring(book().at(id->slot));
+      return id;
+    });
   }
   /// False while frames of an admission or resumption are on their way; a batch that names such a request is refused.
   bool ready(request_id id) const { return allocator_.ready(record(id, "ready")); }
@@ -174,7 +179,11 @@ class residency {
             " tokens, up to tokens_max");
     require(!space_.capturing(on), "adopt: stream", "being captured", "one that is not");
     allocator_.require_collected(frames, "adopt: frame");
-    decided([&] { allocator_.adopt(r, frames, tokens, copies_.fence_engine(on)); });
+    decided([&] {
+      if (P::draft.layers > 0) r.draft_from = tokens;
+      if (r.drafted < r.tokens) r.draft_from = r.tokens;
+      allocator_.adopt(r, frames, tokens, copies_.fence_engine(on));
+    });
   }
 
   // ---- a step
@@ -211,7 +220,7 @@ class residency {
       if (b.counts.empty()) queries_.assign(b.requests.size(), b.queries);
       for (std::size_t i = 0; i < b.requests.size(); ++i) {
         request_record& r = book().at(b.requests[i].slot);
-        allocator_.grow(r, r.writable(queries_[i]));
+        allocator_.grow(r, r.writable(queries_[i] + geo::drafts_ahead));
       }
       allocator_.serve();
       allocator_.refill(sizing_.refill_pages(geometry_.page_bytes()));
@@ -235,9 +244,16 @@ class residency {
     enqueued([&] { space_.run(on, s.padded, tables_.addresses(s.shape)); });
   }
   /// Device array `[rows]`: the row address where a query's token is written, −1 where it completes no row of the source.
-  std::int32_t const* write_addresses(source_id source) const {
-    return tables_.ref().writes +
-           std::int64_t{geo::ratio_class(geometry_.ratio(geometry_.source(source)))} * tables_.writes_stride();
+  std::int32_t const* write_addresses(source_id source) const { return tables_.writes(geometry_.source(source)); }
+  /// The same for tokens that the engine names, device array `[rows]` in `tokens.positions`: of a drafter that writes
+  /// ahead within the step, say. −1 for a token that is committed (for a drafter's source: by the drafter), that lies
+  /// behind the room of the step (the step's queries, for a drafter max_queries more), or that completes no row.
+  void write_addresses(stream on, step const& s, source_id source, selected const& tokens, std::int32_t* out) {
+    check_open(s, "write_addresses");
+    check_selected(s, tokens, "write_addresses: tokens", false);
+    require(out != nullptr, "write_addresses: out", "null", "a device array");
+    int const k = geometry_.source(source);
+    enqueued([&] { space_.run(on, s.padded, tables_.places(s, k, tokens, out)); });
   }
   /// Device array `[rows]`: exclusive causal bound in tokens.
   std::int32_t const* bounds() const { return tables_.ref().bounds; }
@@ -252,9 +268,12 @@ class residency {
   void resolve(stream on, step const& s, group_id group, selected const& selection, metadata_ref out) {
     check_open(s, "resolve");
     int const g = geometry_.group(group);
-    require(!resolved_[static_cast<std::size_t>(g)], "resolve: group", index(group),
+    char& resolved = resolved_[static_cast<std::size_t>(g)];
+    int const passes = geo::is_drafter(index(group)) ? P::drafter_passes : 1;
+    require(selection.pass >= 0 && selection.pass < passes, "resolve: pass", selection.pass, "0 to ", passes - 1);
+    require(selection.pass >= resolved, "resolve: group", index(group),
             "a group that was not resolved in this step yet");
-    check_selected(s, selection);
+    check_selected(s, selection, "resolve: selection", true);
     check_out(out, "resolve: out");
     auto const range = named_range(space_, "ebb resolve");
     shape_ = tables_.shape_of(s, selection);
@@ -263,7 +282,7 @@ class residency {
       space_.run(on, s.padded, tables_.resolve(g, s, selection, out));
       sides_.resolved(on, g, out, s.padded);
     });
-    resolved_[static_cast<std::size_t>(g)] = true;
+    resolved = static_cast<char>(selection.pass + 1);
   }
   /// Metadata of another source of the set, from what `group`'s resolve of this step wrote, once the source's rows are
   /// there; `on` waits for them. Sources come in the order of the set, each after everything that reads the one before
@@ -311,8 +330,13 @@ class residency {
   }
 
   /// Commits `accepted[i]` (0 … queries) tokens of the batch's i-th request, asks for backups, and fences the step.
-  ticket end_step(stream on, step const& s, std::span<int const> accepted) {
+  /// `drafted`: what the own committed length of a drafter with full history grows by, each; by default it is as far as
+  /// the target. One that falls behind more than max_queries is given up: its rows count from here on.
+  ticket end_step(stream on, step const& s, std::span<int const> accepted, std::span<int const> drafted = {}) {
     check_end(on, s);
+    require(drafted.empty() || drafted.size() == batch_.size(), "end_step: drafted",
+            static_cast<long long>(drafted.size()), "none, or one for each of the ", batch_.size(), " requests");
+    for (int d : drafted) require(d >= 0, "end_step: drafted", d, "0 or more");
     require(accepted.size() == batch_.size(), "end_step: accepted", static_cast<long long>(accepted.size()),
             "one for each of the ", batch_.size(), " requests");
     for (std::size_t i = 0; i < batch_.size(); ++i) {
@@ -322,12 +346,11 @@ class residency {
     }
     auto const range = named_range(space_, "ebb end_step");
     return guarded([&] {
-      sides_.join(on);
-      tables_.commit(on, s, batch_, accepted, nullptr, nullptr);
-      ticket const t = fence(on, s);
-      for (std::size_t i = 0; i < batch_.size(); ++i) add_tokens(book().at(batch_[i].slot), accepted[i]);
-      close();
-      return t;
+      std::vector<accepted_word> words;
+      for (std::size_t i = 0; i < batch_.size(); ++i)
+        words.push_back({batch_[i].slot, accepted[i], drafted.empty() ? -1 : drafted[i]});
+      // Where an earlier step's numbers are not known yet, these come behind them.
+      return end(on, s, words, on_device{nullptr}, acceptances_.empty());
     });
   }
   /// The same for numbers that only the device knows yet. The host learns them when a later begin_step waits for this
@@ -338,13 +361,9 @@ class residency {
     require(accepted.accepted != nullptr, "end_step: accepted", "null", "a device array");
     auto const range = named_range(space_, "ebb end_step");
     return guarded([&] {
-      sides_.join(on);
-      tables_.commit(on, s, batch_, {}, accepted.accepted, acceptances_.room(s.number));
-      ticket const t = fence(on, s);
-      for (std::size_t i = 0; i < batch_.size(); ++i) book().at(batch_[i].slot).pending += queries_[i];
-      acceptances_.add(s.number, t, unfinished_.back(), batch_, queries_);
-      close();
-      return t;
+      std::vector<accepted_word> words;
+      for (request_id id : batch_) words.push_back({id.slot, 0, -1});
+      return end(on, s, words, accepted, false);
     });
   }
 
@@ -370,7 +389,11 @@ class residency {
     request_record& r = idle_record(id, "resume");
     require(r.phase == phase::preempted, "resume: request", id.slot, "a preempted one");
     require(tokens <= r.tokens_max, "resume: tokens", tokens, "up to tokens_max, ", r.tokens_max);
-    return decided([&] { return allocator_.resume(r, std::max(tokens, r.tokens), hold); });
+    return decided([&] {
+      auto const resumed = allocator_.resume(r, std::max(tokens, r.tokens), hold);
+      if (resumed) take_ring(r);
+      return resumed;
+    });
   }
   /// Keeps the first `tokens` committed tokens.
   void truncate(request_id id, std::int64_t tokens) {
@@ -396,6 +419,48 @@ class residency {
             "one that is required whole, without an import under way");
     decided([&] { allocator_.release_whole(r); });
   }
+
+  // ---- drafters
+
+  /// The drafter's rows of tokens [from, committed) are there: the engine wrote them, into the ring of a windowed drafter,
+  /// or into pages before. From the next begin_step on; 0 to committed, the latter: none are. None are in the ring of a
+  /// request that got history by import or adopt, or was resumed, until this says so.
+  void set_draft_from(request_id id, std::int64_t from)
+    requires(P::draft.layers > 0 || P::drafter_group >= 0)
+  {
+    request_record& r = idle_record(id, "set_draft_from");
+    require(from >= 0 && from <= r.tokens, "set_draft_from: from", from, "0 to ", r.tokens);
+    r.draft_from = from;
+    book().out.lengths.push_back(id.slot);
+  }
+  /// Of a windowed drafter: where the step's queries write (`draft_writes`), and what they see (`draft_ring.hpp`):
+  /// addresses `[rows][window]` and lengths `[rows]`, device arrays. `bounds`: null: those of `addresses`. Capturable.
+  /// Requires: `addresses` ran in this step.
+  void draft_addresses(stream on, step const& s, std::int32_t* addresses, std::int32_t* lengths,
+                       std::int32_t const* bounds = nullptr)
+    requires(P::draft.layers > 0)
+  {
+    check_open(s, "draft_addresses");
+    require(addresses != nullptr && lengths != nullptr, "draft_addresses: out", "null", "device arrays");
+    enqueued([&] {
+      draft_batch const rows = tables_.draft(s);
+      space_.run(on, s.padded, rings_->writes(rows, tables_.ring_writes()));
+      space_.run(on, s.padded,
+                 rings_->windows(rows, bounds != nullptr ? bounds : tables_.ref().bounds, tables_.ref().draft_from,
+                                 addresses, lengths));
+    });
+  }
+  /// Device array `[rows]`: the address where the drafter's row of a query's token is written, −1: nowhere.
+  std::int32_t const* draft_writes() const { return tables_.ring_writes(); }
+  draft_ring<S> const& rings() const
+    requires(P::draft.layers > 0)
+  {
+    return *rings_;
+  }
+  /// The ring of a running request, so that its rows can be saved and restored; −1: it has none.
+  int ring(request_id id) const { return record(id, "ring").ring; }
+  /// First token whose drafter rows are there.
+  std::int64_t draft_from(request_id id) const { return record(id, "draft_from").draft_from; }
 
   // ---- look
 
@@ -429,7 +494,9 @@ class residency {
   gauges pools() const {
     gauges g = gauges_of(book(), allocator_.promised());
     g.frames_wanted = allocator_.outstanding();
-    g.gpu_bytes = rows_.gpu_bytes();
+    g.gpu_bytes = rows_.gpu_bytes() + (rings_ ? rings_->bytes() : 0);
+    g.draft_rings = rings_ ? rings_->rings() : 0;
+    g.draft_rings_free = rings_ ? rings_->free() : 0;
     g.host_bytes = rows_.host_bytes();
     return g;
   }
@@ -468,7 +535,8 @@ class residency {
             z.s.max_tokens,
             z.tail,
             z.hot,
-            static_cast<int>(std::clamp<std::int64_t>(defaults::run_bytes / page, 1, z.s.host_pages))};
+            static_cast<int>(std::clamp<std::int64_t>(defaults::run_bytes / page, 1, z.s.host_pages)),
+            z.s.draft_rings};
   }
 
   // ---- checks
@@ -560,8 +628,8 @@ class residency {
     require(!sides_.loose(), "end_step: captured part", "left copies behind that nothing waits for",
             "one that ends with join");
   }
-  void check_selected(step const& s, selected const& what) const {
-    require(what.positions != nullptr, "resolve: selection", "null", "a device array");
+  void check_selected(step const& s, selected const& what, char const* name, bool bounded) const {
+    require(what.positions != nullptr, name, "null", "a device array");
     require(what.queries >= 0 && what.queries <= P::max_queries, "resolve: queries", what.queries, "0 to ",
             P::max_queries);
     if (what.offsets != nullptr) {
@@ -571,7 +639,7 @@ class residency {
       require(what.rows == 0, "resolve: rows", what.rows, "0 where no offsets are given");
     }
     bool const own = what.offsets != nullptr || (what.queries > 0 && (what.queries != s.queries || s.shape.offsets));
-    require(!own || what.bounds != nullptr, "resolve: bounds", "null",
+    require(!bounded || !own || what.bounds != nullptr, "resolve: bounds", "null",
             "a device array where the rows are not the step's");
   }
   /// Its step, once checked.
@@ -635,6 +703,12 @@ class residency {
   bool waits(request_id id, typename waiting_call::kind what) const {
     return std::any_of(later_.begin(), later_.end(), [&](auto const& c) { return c.id == id && c.what == what; });
   }
+  /// It was promised one. What an earlier owner wrote there is never shown.
+  void take_ring(request_record& r) {
+    if (!rings_) return;
+    r.ring = rings_->take();
+    r.draft_from = r.tokens;
+  }
   void at_end_of_step(waiting_call c) {
     later_.push_back(c);
     if (open_.number == 0) decided([&] { carry_out_later(); });
@@ -650,6 +724,12 @@ class residency {
   }
   void carry_out(waiting_call const& c) {
     request_record& r = book().at(c.id.slot);
+    if (c.what != waiting_call::truncate) {
+      if (r.ring >= 0) rings_->give_back(std::exchange(r.ring, -1));
+    } else {
+      if (rings_) r.draft_from = rings_->first_after_truncate(r.draft_from, r.tokens, c.tokens);
+      r.draft_from = std::min(r.draft_from, c.tokens);
+    }
     switch (c.what) {
       case waiting_call::finish:
         return allocator_.finish(r);
@@ -662,6 +742,23 @@ class residency {
 
   // ---- the end of a step
 
+  /// `known`: the host knows all numbers, those of earlier steps, too.
+  ticket end(stream on, step const& s, std::span<accepted_word const> words, on_device device, bool known) {
+    sides_.join(on);
+    tables_.commit(on, s, words, device, known ? nullptr : acceptances_.room(s.number));
+    ticket const t = fence(on, s);
+    for (std::size_t i = 0; i < batch_.size(); ++i) {
+      request_record& r = book().at(batch_[i].slot);
+      if (known) {
+        add_tokens(r, words[i]);
+      } else {
+        r.pending += queries_[i];
+      }
+    }
+    if (!known) acceptances_.add(s.number, t, unfinished_.back(), batch_, queries_);
+    close();
+    return t;
+  }
   /// The step's last work is enqueued.
   ticket fence(stream on, step const& s) {
     ticket* const counted = tables_.read_uses(on, s.number, batch_);
@@ -680,14 +777,18 @@ class residency {
     carry_out_later();
     copies_.flush();
   }
-  static void add_tokens(request_record& r, int accepted) {
-    r.tokens += accepted;
-    r.reserved = r.tokens;
+  void add_tokens(request_record& r, accepted_word const& w) {
+    committed_lengths all{r.tokens, P::drafter_group >= 0 ? r.drafted : r.tokens, r.draft_from};
+    all.advance(w.tokens, w.drafted, P::max_queries);
+    std::int64_t const drafted = std::exchange(r.drafted, all.drafted);
+    r.tokens = r.reserved = all.tokens;
+    r.draft_from = all.draft_from;
+    if (P::drafter_group >= 0) allocator_.drafted(r, drafted, r.drafted);
   }
   /// The host learns what steps accepted, as long as `due` says so, in their order.
   template <class Due>
   void settle(Due due) {
-    acceptances_.settle(due, [&](request_id id, int queries, int accepted) {
+    acceptances_.settle(due, [&](request_id id, int queries, accepted_word const& accepted) {
       request_record& r = book().at(id.slot);
       if (r.phase == phase::vacant || r.id != id) return;  // finished meanwhile
       r.pending -= queries;
@@ -730,6 +831,7 @@ class residency {
   side_copies<P, S> sides_;
   imports<P, S> imports_;
   acceptances<S> acceptances_;
+  std::optional<draft_ring<S>> rings_;  ///< of a windowed drafter
 
   step open_;
   std::optional<stream> begun_on_;  ///< stream of a step that was begun and has no end yet

@@ -82,6 +82,7 @@ struct resolve_body {
   row_plan plan;              ///< what it copies for the first source, for the others; null where there are none
   std::uint64_t* counters;    ///< [max_batch][device_counts]
   std::int32_t zero_address;  ///< a row of zeroes, where the metadata needs one
+  bool drafter;               ///< rows before the request's `draft_from` are not there
 
   static constexpr int near_slots = P::max_queries > 1 ? 4096 : 1;  ///< of the table that finds repetitions
 
@@ -142,6 +143,7 @@ struct resolve_body {
     bool cached;  ///< the row cache is to be asked
     row_record row;
     std::uint32_t staging_now;
+    std::int32_t first_row = 0;  ///< that is there
     row_table hot;
     std::uint32_t* far_words;  ///< of the row cache, in device memory
     wanted_row* far;           ///< this block's part of the request's list
@@ -159,6 +161,9 @@ struct resolve_body {
           staging_now{b.step.header[header_words::staging_stamp] + static_cast<std::uint32_t>(b.staging.ordinal)} {
       if (!real) row = {0, 0, 0};
       if (!real && b.shape.offsets != nullptr) own.count = 0;
+      if constexpr (P::drafter_group >= 0) {
+        if (real && b.drafter) first_row = (b.step.draft_from[row.slot] + (1 << b.ratio_shift) - 1) >> b.ratio_shift;
+      }
       bool const near = cached && b.hot.ways > 0 && b.hot.ways <= near_ways && b.step.hot <= near_frames;
       far_words = b.hot.words + std::int64_t{row.slot} * b.hot.stride();
       hot = {.words = near && T::blocks == 1 ? memory.words : far_words,
@@ -276,7 +281,7 @@ struct resolve_body {
     for (int k = 0; k < chunk<T>::size; ++k) {
       int const column = (first + k) * chunk<T>::lanes + v.t.rank() % chunk<T>::lanes;
       std::int32_t const bound = v.real ? c.bound >> ratio_shift : 0;
-      bool const valid = c.position[k] >= 0 && c.position[k] < bound;
+      bool const valid = c.position[k] >= v.first_row && c.position[k] < bound;
       bool const refused = v.real && !valid && column < P::top_k && j + v.t.rank() / chunk<T>::lanes < v.own.count;
       n.invalid += refused && c.position[k] == -1;
       if (refused && c.position[k] != -1) [[unlikely]]

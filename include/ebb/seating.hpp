@@ -69,7 +69,7 @@ class seating {
   /// Makes the request ready to write tokens up to `upper`: every page it writes is in a frame of its own.
   void grow(request_record& r, std::int64_t upper) {
     int const pages = book_.pages_of(upper);
-    int const first_written = static_cast<int>(r.tokens / P::page_tokens);
+    int const first_written = static_cast<int>(std::min(r.tokens, r.drafted) / P::page_tokens);
     while (static_cast<int>(r.pages.size()) > std::max(pages, book_.pages_of(r.tokens))) shed_last(r);
     int const before = choice_.tail_first(r);
     while (static_cast<int>(r.pages.size()) < pages) book_.append(r);

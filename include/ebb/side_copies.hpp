@@ -53,7 +53,7 @@ class side_copies {
     wait_announced(on, set);
   }
   void resolved(stream on, int group, metadata_ref out, int padded) {
-    int const sources = geometry_.sources_of_set(geometry_.set_of_group(group));
+    int const sources = P::tiers::caches ? geometry_.sources_of_set(geometry_.set_of_group(group)) : 1;
     last_ = {group, out, 0, 0, 1, sources, padded, {}};
     if (sources > 1) {
       captured_ |= space_.capturing(on);
@@ -62,8 +62,8 @@ class side_copies {
   }
   /// Metadata of source `k` of the set, from that of the source given before.
   void replay(stream on, int k, metadata_ref out, int rows) {
-    while (last_.copied <= k) copy(on);
-    if (k > 0) space_.wait(on, last_.done);
+    while (last_.copied <= k && last_.copied < last_.sources) copy(on);
+    if (k > 0 && last_.sources > 1) space_.wait(on, last_.done);
     if (k + 1 == last_.copied && last_.copied < last_.sources) copy(on);
     int const set = geometry_.set_of_group(last_.group);
     source_view const& from = rows_.view(geometry_.source_of_set(set, last_.holds));
@@ -116,7 +116,7 @@ class side_copies {
     int holds = 0;    ///< source of the set whose metadata `out` has
     int given = 0;    ///< source of the set that was given last
     int copied = 1;   ///< sources of the set whose copies are enqueued
-    int sources = 1;  ///< of the set
+    int sources = 1;  ///< of the set, whose rows may be fetched
     int padded = 0;
     event done{};  ///< of the newest copy
   };

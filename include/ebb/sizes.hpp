@@ -16,6 +16,7 @@ struct sizes {
   int hot_rows = 0;         ///< of one request, at r = 1
   int staging_rows = -1;    ///< of one request; −1: max_queries · top_k − ways, at least 0
   int prefetch_rows = -1;   ///< of one request that one prefetch may copy; −1: the policy's candidate_pool
+  int draft_rings = -1;     ///< requests that run at once with a windowed drafter; −1: all slots
   int steps_in_flight = 1;
   long long refill_bytes = defaults::refill_bytes;  ///< handed back per step at most
   layer_range layers = {};                          ///< of a pipeline rank
@@ -51,10 +52,15 @@ struct sizing {
     require(s.hot_rows >= 0 && s.hot_rows <= most_rows, "hot_rows", s.hot_rows, "0 to ", most_rows);
     require(s.staging_rows >= -1 && s.staging_rows <= most_rows, "staging_rows", s.staging_rows, "0 to ", most_rows,
             ", or -1 for as many as are needed");
+    require(s.draft_rings >= -1 && s.draft_rings <= (P::draft.layers > 0 ? s.requests : 0), "draft_rings",
+            s.draft_rings,
+            P::draft.layers > 0 ? "1 to requests, or -1 for as many" : "0, where the policy has no `draft` window");
+    if (s.draft_rings < 0) s.draft_rings = P::draft.layers > 0 ? s.requests : 0;
+    require(P::draft.layers == 0 || s.draft_rings > 0, "draft_rings", s.draft_rings, "1 to requests");
     require(s.prefetch_rows >= -1 && s.prefetch_rows <= P::candidate_pool, "prefetch_rows", s.prefetch_rows, "0 to ",
             P::candidate_pool, ", the policy's candidate_pool, or -1 for all of it");
     if (s.prefetch_rows < 0) s.prefetch_rows = P::candidate_pool;
-    tail = tail_pages(P::page_tokens, P::max_queries, s.steps_in_flight);
+    tail = tail_pages(P::page_tokens, P::max_queries, s.steps_in_flight, P::drafter_group >= 0);
     if constexpr (P::tiers::caches) {
       hot = hot_frames(s.hot_rows, P::page_tokens);
       check_rows(g);

@@ -58,13 +58,22 @@ struct step_ref {
   std::uint32_t* header;     ///< header_words
   row_record* rows;          ///< [max_batch]
   std::int32_t* committed;   ///< [requests] tokens
+  std::int32_t* drafted;     ///< [requests] tokens that a drafter with full history has committed; null: there is none
+  std::int32_t* draft_from;  ///< [requests] first token whose drafter rows are there; null: no drafter
+  std::int32_t* rings;       ///< [requests] draft ring or −1; null: no windowed drafter
   std::int32_t* offsets;     ///< [max_batch + 1] of a ragged step whose query counts the host gave
   std::int32_t* hot_frames;  ///< [requests][hot]
   std::int32_t* bounds;      ///< [max_batch · max_queries] exclusive causal bound, tokens
-  std::int32_t* writes;      ///< [ratios][max_batch · max_queries] row address or −1
+  std::int32_t* writes;      ///< [ratios][max_batch · max_queries] row address or −1; then those of the drafter
   std::uint32_t* uses;       ///< [requests][pages], null unless the keep order wants them
   resident_map_ref<P> map;
   int hot;
+
+  EBB_FN std::int32_t write_address(int slot, std::int64_t token, int ratio) const {
+    map_entry const entry = map.at(slot, token / P::page_tokens);
+    int const rows = P::page_tokens / ratio;
+    return entry.frame == frame_id::none ? -1 : index(entry.frame) * rows + static_cast<int>(token / ratio % rows);
+  }
 };
 
 /// One map word to change.
@@ -76,6 +85,26 @@ struct map_word {
 struct length_word {
   std::int32_t slot;
   std::int32_t tokens;
+  std::int32_t drafted;
+  std::int32_t draft_from;
+  std::int32_t ring;
+};
+
+/// Committed lengths of a request: the target's, the drafter's own, and from where on the drafter's rows are there.
+struct committed_lengths {
+  std::int64_t tokens = 0;
+  std::int64_t drafted = 0;
+  std::int64_t draft_from = 0;
+
+  /// A step ends: `accepted` tokens; the drafter's length grows by `by`, −1: as far as the target's. One that falls back
+  /// more than `most_behind` tokens is given up: its rows count from here on.
+  EBB_FN void advance(std::int64_t accepted, std::int64_t by, int most_behind) {
+    tokens += accepted;
+    drafted = by < 0 || drafted + by > tokens ? tokens : drafted + by;
+    if (tokens - drafted <= most_behind) return;
+    drafted = tokens;
+    draft_from = tokens;
+  }
 };
 
 /// Distinct ratios of a policy's sources.
@@ -115,12 +144,19 @@ struct apply_body {
     }
     if (header_size > 0) {
       for (int i = t.rank(); i < stride; i += T::width) step.bounds[i] = 0;
-      for (int i = t.rank(); i < stride * ratio_count<P>; i += T::width) step.writes[i] = -1;
+      int const arrays = ratio_count<P> + (step.drafted != nullptr ? 1 : 0);
+      for (int i = t.rank(); i < stride * arrays; i += T::width) step.writes[i] = -1;
     }
     for (int i = t.rank(); i < header_size; i += T::width) step.header[i] = header[i];
     for (int i = t.rank(); i < row_count; i += T::width) step.rows[i] = rows[i];
     for (int i = t.rank(); i < offset_count; i += T::width) step.offsets[i] = offsets[i];
-    for (int i = t.rank(); i < length_count; i += T::width) step.committed[lengths[i].slot] = lengths[i].tokens;
+    for (int i = t.rank(); i < length_count; i += T::width) {
+      length_word const w = lengths[i];
+      step.committed[w.slot] = w.tokens;
+      if (step.drafted != nullptr) step.drafted[w.slot] = w.drafted;
+      if (step.draft_from != nullptr) step.draft_from[w.slot] = w.draft_from;
+      if (step.rings != nullptr) step.rings[w.slot] = w.ring;
+    }
     int const words = 1 + step.hot;
     for (int i = t.rank(); i < hot_count * step.hot; i += T::width) {
       std::int32_t const* entry = hot + std::int64_t{i / step.hot} * words;
@@ -136,6 +172,7 @@ struct addresses_body {
   row_shape shape;
   int stride;                  ///< max_batch · max_queries
   int ratios[ratio_count<P>];  ///< distinct ratios, rising
+  int drafter_ratio;           ///< of a drafter with full history
 
   EBB_BODY
   template <team T>
@@ -150,43 +187,82 @@ struct addresses_body {
       step.bounds[out] = fits ? static_cast<std::int32_t>(token + 1) : 0;
       for (int k = 0; k < ratio_count<P>; ++k) {
         int const r = ratios[k];
-        step.writes[std::int64_t{k} * stride + out] = fits && (token + 1) % r == 0 ? address(row.slot, token, r) : -1;
+        step.writes[std::int64_t{k} * stride + out] =
+            fits && (token + 1) % r == 0 ? step.write_address(row.slot, token, r) : -1;
       }
+      if (step.drafted == nullptr) continue;
+      std::int64_t const draft = real ? std::int64_t{step.drafted[row.slot]} + j : 0;
+      bool const written = real && draft < row.writable && (draft + 1) % drafter_ratio == 0;
+      step.writes[std::int64_t{ratio_count<P>} * stride + out] =
+          written ? step.write_address(row.slot, draft, drafter_ratio) : -1;
     }
   }
+};
 
- private:
-  EBB_FN std::int32_t address(int slot, std::int64_t token, int ratio) const {
-    map_entry const entry = step.map.at(slot, token / P::page_tokens);
-    int const rows = P::page_tokens / ratio;
-    return entry.frame == frame_id::none ? -1 : index(entry.frame) * rows + static_cast<int>(token / ratio % rows);
+/// Where rows of given tokens are written: of a source of ratio r, −1 where the token completes no row of it, is committed
+/// already or lies behind the request's room.
+template <policy P>
+struct places_body {
+  step_ref<P> step;
+  row_shape shape;
+  std::int32_t const* tokens;  ///< [rows]
+  int ratio;
+  bool drafter;
+  std::int32_t* out;  ///< [rows]
+
+  EBB_BODY
+  template <team T>
+  EBB_FN void operator()(T const& t, int item) const {
+    bool const real = item < static_cast<int>(step.header[header_words::requests]);
+    row_record const row = real ? step.rows[item] : row_record{0, 0, 0};
+    query_rows const own = real || shape.offsets == nullptr ? shape.of(item) : query_rows{};
+    std::int32_t const committed = !real ? 0 : drafter ? step.drafted[row.slot] : step.committed[row.slot];
+    for (int j = t.rank(); j < own.count; j += T::width) {
+      std::int32_t const token = tokens[own.first + j];
+      bool const fits = real && token >= committed && token < row.writable && (token + 1) % ratio == 0;
+      out[own.first + j] = fits ? step.write_address(row.slot, token, ratio) : -1;
+    }
   }
+};
+
+/// What a step committed of one request: tokens, and what the drafter's own length grows by.
+struct accepted_word {
+  std::int32_t slot;
+  std::int32_t tokens;
+  std::int32_t drafted;
 };
 
 /// end_step: committed lengths grow by what was accepted, 0 to the request's queries, up to its room.
 template <policy P>
 struct commit_body {
   step_ref<P> step;
-  length_word const* accepted;  ///< slots, and tokens where the host knows them
+  accepted_word const* accepted;  ///< slots, and numbers where the host knows them
   int count;
   std::int32_t const* on_device;  ///< [count] the engine's, or null
+  std::int32_t const* drafted;    ///< [count] the engine's, or null: as the target
   row_shape shape;
-  std::int32_t* taken;  ///< [count] host memory: what was committed; null where the host knows it
+  accepted_word* taken;  ///< [count] host memory: what was committed; or null
 
   EBB_BODY
   template <team T>
   EBB_FN void operator()(T const& t, int) const {
     for (int i = t.rank(); i < count; i += T::width) {
-      std::int32_t& committed = step.committed[accepted[i].slot];
-      std::int32_t tokens = accepted[i].tokens;
+      accepted_word w = accepted[i];
       if (on_device != nullptr) {
-        std::int32_t const room = step.rows[i].writable - committed, queries = shape.of(i).count;
+        std::int32_t const room = step.rows[i].writable - step.committed[w.slot], queries = shape.of(i).count;
         std::int32_t const most = room < queries ? room : queries;
-        tokens = on_device[i] < most ? on_device[i] : most;
-        tokens = tokens > 0 ? tokens : 0;
-        taken[i] = tokens;
+        w.tokens = on_device[i] < most ? on_device[i] : most;
+        w.tokens = w.tokens > 0 ? w.tokens : 0;
+        w.drafted = drafted == nullptr ? -1 : drafted[i] > 0 ? drafted[i] : 0;
       }
-      committed += tokens;
+      if (taken != nullptr) taken[i] = w;
+      if (step.drafted != nullptr) {
+        committed_lengths all{step.committed[w.slot], step.drafted[w.slot], step.draft_from[w.slot]};
+        all.advance(w.tokens, w.drafted, P::max_queries);
+        step.drafted[w.slot] = static_cast<std::int32_t>(all.drafted);
+        step.draft_from[w.slot] = static_cast<std::int32_t>(all.draft_from);
+      }
+      step.committed[w.slot] += w.tokens;
     }
   }
 };

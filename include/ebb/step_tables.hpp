@@ -1,7 +1,9 @@
 #pragma once
 /// Owner of what a step's bodies read and write on the device, and of the stamps.
 
+#include <ebb/acceptances.hpp>
 #include <ebb/copy_queue.hpp>
+#include <ebb/draft_ring.hpp>
 #include <ebb/loan_allocator.hpp>
 #include <ebb/lookahead.hpp>
 #include <ebb/resident_map.hpp>
@@ -32,6 +34,7 @@ struct selected {
   int queries = 0;
   int rows = 0;
   std::int32_t const* offsets = nullptr;
+  int pass = 0;  ///< of a drafter's group, which may resolve drafter_passes times a step, in the order of their numbers
 };
 
 /// Tables, map, header and work lists in device memory. Everything is allocated at construction: steps allocate nothing
@@ -83,7 +86,8 @@ class step_tables {
     for (std::size_t i = 0; i < batch.size(); ++i) {
       request_record const& r = book().at(batch[i].slot);
       direct &= r.missing == 0;
-      rows.push_back({batch[i].slot, allocator_.tail_first(r), static_cast<std::int32_t>(r.writable(queries[i]))});
+      rows.push_back({batch[i].slot, allocator_.tail_first(r),
+                      static_cast<std::int32_t>(r.writable(queries[i] + geo::drafts_ahead))});
     }
     if (own_offsets) {
       offsets.push_back(0);
@@ -93,7 +97,11 @@ class step_tables {
     header_[header_words::requests] = static_cast<std::uint32_t>(batch.size());
     header_[header_words::direct] = direct;
     std::vector<length_word> lengths;
-    for (int slot : unique(out.lengths)) lengths.push_back({slot, static_cast<std::int32_t>(book().at(slot).tokens)});
+    for (int slot : unique(out.lengths)) {
+      request_record const& r = book().at(slot);
+      lengths.push_back({slot, static_cast<std::int32_t>(r.tokens), static_cast<std::int32_t>(r.drafted),
+                         static_cast<std::int32_t>(r.draft_from), r.ring});
+    }
     std::vector<std::int32_t> hot;
     for (int slot : unique(out.hot)) {
       if (book().at(slot).hot.empty()) continue;
@@ -134,10 +142,34 @@ class step_tables {
   }
   /// The head of the captured part.
   addresses_body<P> addresses(row_shape const& shape) const {
-    addresses_body<P> body{state_, shape, writes_stride(), {}};
+    addresses_body<P> body{state_, shape, writes_stride(), {}, 1};
     for (int r : P::ratios) body.ratios[geo::ratio_class(r)] = r;
+    if (int const g = drafter(); g >= 0) body.drafter_ratio = geometry_.ratio_of_set(geometry_.set_of_group(g));
     return body;
   }
+  /// Where rows of given tokens of a local source are written.
+  places_body<P> places(step const& s, int source, selected const& tokens, std::int32_t* out) const {
+    return {state_, shape_of(s, tokens), tokens.positions, geometry_.ratio(source), is_drafters(source), out};
+  }
+  /// The local index of the drafter's group, −1 where there is none.
+  int drafter() const {
+    for (int g = 0; g < geometry_.groups(); ++g)
+      if (geo::is_drafter(index(geometry_.id_of_group(g)))) return g;
+    return -1;
+  }
+  bool is_drafters(int source) const {
+    int const g = drafter();
+    return g >= 0 && geometry_.set_of_group(g) == geometry_.set_of_source(source);
+  }
+  /// Default write addresses of a local source.
+  std::int32_t const* writes(int source) const {
+    int const array = is_drafters(source) ? ratio_count<P> : geo::ratio_class(geometry_.ratio(source));
+    return state_.writes + std::int64_t{array} * writes_stride();
+  }
+  draft_batch draft(step const& s) const {
+    return {state_.header, state_.rows, state_.committed, state_.rings, s.shape};
+  }
+  std::int32_t* ring_writes() const { return ring_writes_; }
   /// The resolve of local group g.
   resolve_body<P> resolve(int g, step const& s, selected const& what, typename P::metadata::ref out) const {
     int const set = geometry_.set_of_group(g);
@@ -156,10 +188,11 @@ class step_tables {
                          .lists = lists_,
                          .plan = geometry_.sources_of_set(set) > 1 ? plan_ : row_plan{},
                          .counters = reinterpret_cast<std::uint64_t*>(counters_.get()),
-                         .zero_address = sizes_.frames * (P::page_tokens / geometry_.ratio_of_set(set))};
+                         .zero_address = sizes_.frames * (P::page_tokens / geometry_.ratio_of_set(set)),
+                         .drafter = g == drafter()};
     if (!tables_.empty()) body.hot = tables_[static_cast<std::size_t>(set)];
-    body.hot.ordinal = resolve_ordinal(g);
-    body.staging.ordinal = g;
+    body.hot.ordinal = resolve_ordinal(g) + what.pass * stamps_per_resolve<P>;
+    body.staging.ordinal = what.pass == 0 ? g : geometry_.groups() + what.pass - 1;
     return body;
   }
   /// Rows of a resolve, by default the step's.
@@ -188,14 +221,13 @@ class step_tables {
   }
 
   /// Committed lengths grow on the device.
-  /// `accepted`: tokens of each request, empty where `device` has them and `taken` gets them.
-  void commit(stream on, step const& s, std::span<request_id const> batch, std::span<int const> accepted,
-              std::int32_t const* device, std::int32_t* taken) {
-    if (batch.empty()) return;
-    std::vector<length_word> words;
-    for (std::size_t i = 0; i < batch.size(); ++i) words.push_back({batch[i].slot, accepted.empty() ? 0 : accepted[i]});
-    auto const* list = ring_.put(std::span<length_word const>{words});
-    space_.run(on, 1, commit_body<P>{state_, list, static_cast<int>(words.size()), device, s.shape, taken});
+  /// `device`: where it has the numbers and `words` only slots; `taken`: gets them, or null.
+  void commit(stream on, step const& s, std::span<accepted_word const> words, on_device device, accepted_word* taken) {
+    if (words.empty()) return;
+    auto const* list = ring_.put(words);
+    space_.run(
+        on, 1,
+        commit_body<P>{state_, list, static_cast<int>(words.size()), device.accepted, device.drafted, s.shape, taken});
   }
 
   /// Every `use_period` steps the batch's use counts go to the host. Returns: where the step's ticket goes once it has one,
@@ -260,16 +292,20 @@ class step_tables {
     state_ = {device<std::uint32_t>(header_.size()),
               device<row_record>(static_cast<std::size_t>(sizes_.max_batch)),
               device<std::int32_t>(requests),
+              drafter() >= 0 ? device<std::int32_t>(requests) : nullptr,
+              drafter() >= 0 || P::draft.layers > 0 ? device<std::int32_t>(requests) : nullptr,
+              P::draft.layers > 0 ? device<std::int32_t>(requests) : nullptr,
               device<std::int32_t>(static_cast<std::size_t>(sizes_.max_batch) + 1),
               device<std::int32_t>(requests * static_cast<std::size_t>(hot_)),
               device<std::int32_t>(rows),
-              device<std::int32_t>(rows * static_cast<std::size_t>(ratio_count<P>)),
+              device<std::int32_t>(rows * static_cast<std::size_t>(ratio_count<P> + 1)),
               P::keep::wants_uses ? device<std::uint32_t>(requests * static_cast<std::size_t>(map_pages())) : nullptr,
               map_.ref(),
               hot_};
     if constexpr (resolve_body<P>::list_rows > 0)
       lists_ = device<wanted_row>(static_cast<std::size_t>(sizes_.max_batch) * resolve_body<P>::list_rows);
-    if (geometry_.largest_set() > 1) plan_ = plan_of(P::max_queries * P::top_k);
+    if (P::draft.layers > 0) ring_writes_ = device<std::int32_t>(rows);
+    if (P::tiers::caches && geometry_.largest_set() > 1) plan_ = plan_of(P::max_queries * P::top_k);
     if (P::tiers::caches && P::candidate_pool > 0) ahead_ = plan_of(sizes_.prefetch_rows);
     counters_ =
         space_.device_memory(static_cast<std::size_t>(sizes_.max_batch) * device_counts * sizeof(std::uint64_t));
@@ -286,7 +322,7 @@ class step_tables {
                            {sizing.bits, P::tiers::cache::exponent_bits},
                            header_words::set_stamps + set,
                            0,
-                           geometry_.groups_of_set(set) * stamps_per_resolve<P>});
+                           (geometry_.groups_of_set(set) + extra_passes(set)) * stamps_per_resolve<P>});
         next_stamp_.push_back(1);
       }
       staging_ = {device<std::uint32_t>(static_cast<std::size_t>(sizes_.max_batch) *
@@ -295,7 +331,7 @@ class step_tables {
                   {sizing.bits, 0},
                   header_words::staging_stamp,
                   0,
-                  geometry_.groups()};
+                  geometry_.groups() + (drafter() >= 0 ? P::drafter_passes - 1 : 0)};
       clear_tables_ = space_.shared_memory(tables_.size() * sizeof(clear_body::table));
       for (std::size_t i = 0; i < tables_.size(); ++i)
         reinterpret_cast<clear_body::table*>(clear_tables_.get())[i] = {tables_[i].words, tables_[i].ways,
@@ -306,6 +342,10 @@ class step_tables {
   row_plan plan_of(int rows) {
     std::size_t const batch = static_cast<std::size_t>(sizes_.max_batch);
     return {device<wanted_row>(batch * static_cast<std::size_t>(rows)), device<std::uint32_t>(batch), rows};
+  }
+  /// Resolves of a set's table beside one of each group.
+  int extra_passes(int set) const {
+    return drafter() >= 0 && geometry_.set_of_group(drafter()) == set ? P::drafter_passes - 1 : 0;
   }
   /// Stamp of a group's resolve among those of its table in a step, fixed at capture; that of its prefetch is one less.
   int resolve_ordinal(int g) const {
@@ -351,7 +391,7 @@ class step_tables {
       next_staging_ = 1;
     }
     header_[header_words::staging_stamp] = next_staging_;
-    next_staging_ += static_cast<std::uint32_t>(geometry_.groups());
+    next_staging_ += static_cast<std::uint32_t>(staging_.steps);
   }
 
   S space_;
@@ -372,6 +412,7 @@ class step_tables {
   std::uint32_t next_staging_ = 1;
   std::shared_ptr<std::byte> clear_tables_;
   wanted_row* lists_ = nullptr;
+  std::int32_t* ring_writes_ = nullptr;  ///< [max_batch · max_queries] of a windowed drafter
   row_plan plan_, ahead_;                ///< of the last resolve, and of the last prefetch
   std::shared_ptr<std::byte> counters_;  ///< [max_batch][device_counts]
   std::array<uses_snapshot, 2> uses_{};

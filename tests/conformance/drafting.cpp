@@ -266,8 +266,8 @@ class drafter {
 
     draft_batch const on{b.header.data(), b.rows.data(), committed_.data(), rings_.data()};
     draft_batch with = on;
-    if (ragged) with.offsets = b.offsets.data();
-    if (!ragged) with.queries = padding_queries;
+    // Queries beyond max_queries get nothing: a shape whose `queries` is larger lets them through to the bodies.
+    with.shape = ragged ? row_shape{1 << 20, b.used, b.offsets.data()} : row_shape{padding_queries, b.used, nullptr};
     space.run(main, padded, ring.writes(with, b.writes.data()));
     space.run(main, padded, ring.windows(with, b.bounds.data(), first_.data(), b.addresses.data(), b.lengths.data()));
     space.run(main, b.used, write_body{view_, b.writes.data(), b.written.data(), wrong_.data()});
