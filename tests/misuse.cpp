@@ -172,6 +172,12 @@ TEST_CASE("a launch that fails inside addresses, resolve or replay is repeated")
     CHECK_THROWS_WITH_AS(call(), doctest::Contains("too many resources"), std::runtime_error);
     call();
   };
+  // What only looks ahead is made again where it is needed.
+  auto const later = [&](int n, auto call) {
+    space.fail(n);
+    call();
+    CHECK(space.failed());
+  };
   twice([&] { e.kv.addresses(e.main, s); });
   for (source_id source : {first, second, third}) {
     std::size_t const at = static_cast<std::size_t>(index(source));
@@ -180,7 +186,9 @@ TEST_CASE("a launch that fails inside addresses, resolve or replay is repeated")
   auto const check = [&](source_id source, std::size_t g, std::size_t k) {
     space.run(e.main, 2, check_rows_body<small>{e.kv.view(source), b.out[g][k], b.rows[g][k], b.lengths[g], e.wrong()});
   };
-  twice([&] { e.kv.resolve(e.main, s, both, b.selections[0], b.out[0][0]); });
+  space.fail(1);
+  CHECK_THROWS(e.kv.resolve(e.main, s, both, b.selections[0], b.out[0][0]));
+  later(2, [&] { e.kv.resolve(e.main, s, both, b.selections[0], b.out[0][0]); });
   twice([&] { e.kv.replay(e.main, s, both, second, b.out[0][1]); });
   check(first, 0, 0);
   check(second, 0, 1);
@@ -537,6 +545,125 @@ TEST_CASE("a group is replayed until another one is resolved") {
   e.end(next, {0});
   e.run_step({&a}, 2, 1, select);  // replays right behind each resolve: exact
   e.settle();
+}
+
+/// Two groups on a set of three sources, and pools.
+struct pooled : policy_defaults {
+  static constexpr row_segments row{16};
+  static constexpr int page_tokens = 16;
+  static constexpr int top_k = 8;
+  static constexpr int max_queries = 2;
+  static constexpr int candidate_pool = 24;
+  static constexpr std::array<layer_binding, 6> layers{{{0, 0}, {0, 1}, {0, 2}, {1, 0}, {1, 1}, {1, 2}}};
+  static constexpr auto ratios = equal_ratios<3>();
+};
+
+TEST_CASE("wrong ragged batches, selections and pools are refused by name, and nothing changes") {
+  using pooled_engine = engine<pooled, stub>;
+  pooled_engine e{stub{}, given};
+  session a = e.start(160, 100), b = e.start(160, 90);
+  random_rows select{5};
+  e.run_step({&a, &b}, 2, 1, select);
+  e.settle();
+  std::string const before = to_json(e.kv.counts(), e.kv.pools());
+  request_id const ids[] = {a.id, b.id};
+  std::int32_t offsets[] = {0, 1, 3};
+  int const counts[] = {1, 2}, zero[] = {1, 0}, many[] = {1, 3}, one[] = {1};
+  auto const begin = [&](batch x) {
+    x.requests = ids;
+    return refusal([&] { (void)e.kv.begin_step(e.main, x); });
+  };
+  CHECK(begin({.counts = one}).find("begin_step: counts is 1; legal: one for each of the 2 requests") == 0);
+  CHECK(begin({.counts = zero}).find("begin_step: counts is 0; legal: 1 to 2") == 0);
+  CHECK(begin({.counts = many}).find("begin_step: counts is 3; legal: 1 to 2") == 0);
+  CHECK(begin({.counts = counts, .rows = 2}).find("begin_step: rows is 2; legal: 3 to 6") == 0);
+  CHECK(begin({.counts = counts, .rows = 7}).find("begin_step: rows is 7") == 0);
+  CHECK(begin({.rows = 4}).find("begin_step: rows is 4; legal: 0 where") == 0);
+  CHECK(begin({.queries = 2, .offsets = offsets}).find("begin_step: rows is 0; legal: given where offsets are") == 0);
+  CHECK(begin({.counts = counts, .offsets = offsets, .rows = 3}).find("begin_step: counts is given beside offsets") ==
+        0);
+  CHECK(to_json(e.kv.counts(), e.kv.pools()) == before);
+
+  step const s = e.kv.begin_step(e.main, {.requests = ids, .counts = counts});
+  CHECK(s.shape.rows == 3);
+  e.kv.addresses(e.main, s);
+  std::vector<std::int32_t> nothing(4 * 8, -1), out(4 * 8), bounds(4), pool(3 * 24, -1);
+  auto const resolve = [&](selected const& what) {
+    return refusal([&] { e.kv.resolve(e.main, s, group_id{0}, what, {out.data()}); });
+  };
+  CHECK(resolve({}).find("resolve: selection is null") == 0);
+  CHECK(resolve({.positions = nothing.data(), .queries = 3}).find("resolve: queries is 3; legal: 0 to 2") == 0);
+  CHECK(resolve({.positions = nothing.data(), .queries = 1}).find("resolve: bounds is null") == 0);
+  CHECK(resolve({.positions = nothing.data(), .rows = 2}).find("resolve: rows is 2; legal: 0 where no offsets") == 0);
+  CHECK(resolve({.positions = nothing.data(), .offsets = offsets}).find("resolve: queries is 0") == 0);
+  CHECK(resolve({.positions = nothing.data(), .pass = 1}).find("resolve: pass is 1; legal: 0 to 0") == 0);
+  auto const prefetch = [&](group_id g, candidates const& c) {
+    return refusal([&] { e.kv.prefetch(e.main, s, g, c); });
+  };
+  CHECK(prefetch(group_id{0}, {}).find("prefetch: candidates is null") == 0);
+  CHECK(prefetch(group_id{0}, {pool.data(), 25}).find("prefetch: size is 25; legal: 1 to candidate_pool, 24") == 0);
+  CHECK(prefetch(group_id{0}, {pool.data(), 0}).find("prefetch: size is 0") == 0);
+  CHECK(e.kv.prefetched(group_id{0}));
+  e.kv.resolve(e.main, s, group_id{0}, nothing.data(), {out.data()});
+  CHECK(prefetch(group_id{0}, {pool.data(), 24}).find("prefetch: group is 0; legal: a group that was not resolved") ==
+        0);
+  e.kv.replay(e.main, s, group_id{0}, source_id{2}, {out.data()});
+  CHECK(refusal([&] {
+          e.kv.replay(e.main, s, group_id{0}, source_id{1}, {out.data()});
+        }).find("replay: source is 1; legal: one at or behind") == 0);
+  CHECK(refusal([&] { e.kv.end_step(e.main, s, on_device{nullptr}); }).find("end_step: accepted is null") == 0);
+  int const none[] = {0, 0};
+  e.kv.end_step(e.main, s, none);
+}
+
+TEST_CASE("a launch that fails while something looks ahead leaves no row without bytes") {
+  stub const space;
+  using pooled_engine = engine<pooled, stub>;
+  for (int n = 1; n <= 14; ++n) {
+    pooled_engine e{space, given};
+    session a = e.start(320, 300), b = e.start(320, 290);
+    random_rows select{static_cast<std::uint32_t>(n)};
+    e.run_step({&a, &b}, 2, 1, select);
+    step const s = e.begin({&a, &b}, 2);
+    auto const buffers = e.make_buffers(2, 2);
+    e.fill(buffers, select);
+    auto* const pool = e.take<std::int32_t>(2 * 24);
+    for (int i = 0; i < 48; ++i) pool[i] = 5 * i % 250;
+    e.kv.addresses(e.main, s);
+    for (int k = 0; k < 3; ++k)
+      space.run(e.main, 4,
+                write_rows_body{e.kv.view(source_id{k}), e.kv.write_addresses(source_id{k}),
+                                buffers.writes[static_cast<std::size_t>(k)], e.wrong()});
+
+    auto const persist = [&](auto call) {
+      for (int i = 0;; ++i) {
+        REQUIRE(i < 3);
+        try {
+          return call();
+        } catch (std::runtime_error const&) {
+        }
+      }
+    };
+    space.fail(n);
+    for (int g = 0; g < 2; ++g) {
+      auto const at = static_cast<std::size_t>(g);
+      persist([&] { e.kv.prefetch(e.main, s, group_id{g}, {pool, 24}); });
+      persist([&] { e.kv.resolve(e.main, s, group_id{g}, buffers.selections[at], buffers.out[at][0]); });
+      for (std::size_t k = 0; k < 3; ++k) {
+        source_id const source{static_cast<int>(k)};
+        if (k > 0 && g == 1) persist([&] { e.kv.replay(e.main, s, group_id{g}, source, buffers.out[at][k]); });
+        if (k > 0 && g == 0) break;  // its plan is carried out by the next resolve
+        serial_space{space}.run(e.main, 4,
+                                check_rows_body<pooled>{e.kv.view(source), buffers.out[at][k], buffers.rows[at][k],
+                                                        buffers.lengths[at], e.wrong()});
+      }
+    }
+    space.fail(0);
+    e.end(s, {2, 1});
+    for (int i = 0; i < 3; ++i) e.run_step({&a, &b}, 2, 1, select);
+    e.settle();
+    CHECK(e.kv.counts().prefetched_rows > 0);
+  }
 }
 
 // ---- memory

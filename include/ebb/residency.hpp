@@ -21,7 +21,7 @@ namespace ebb {
 /// request; the arrays of a step then have `rows` rows in all (0: as many as `counts` names), of which those behind the
 /// last request's are padding. A captured step is launched for batches of its own kind, `padded` and `rows` alone.
 struct batch {
-  std::span<request_id const> requests;
+  std::span<request_id const> requests = {};
   int queries = 1;
   int padded = 0;
   std::span<int const> counts = {};

@@ -50,53 +50,49 @@ class side_copies {
   /// Before a resolve of a set: the plan before is carried out, and candidates are there.
   void before_resolve(stream on, int set) {
     finish_plan(on);
+    finish_prefetch();
     wait_announced(on, set);
   }
   void resolved(stream on, int group, metadata_ref out, int padded) {
     int const sources = P::tiers::caches ? geometry_.sources_of_set(geometry_.set_of_group(group)) : 1;
     last_ = {group, out, 0, 0, 1, sources, padded, {}};
-    if (sources > 1) {
-      captured_ |= space_.capturing(on);
-      copy(on);
-    }
+    if (sources == 1) return;
+    captured_ |= space_.capturing(on);
+    ahead([&] { copy(on); });
   }
   /// Metadata of source `k` of the set, from that of the source given before.
   void replay(stream on, int k, metadata_ref out, int rows) {
     while (last_.copied <= k && last_.copied < last_.sources) copy(on);
     if (k > 0 && last_.sources > 1) space_.wait(on, last_.done);
-    if (k + 1 == last_.copied && last_.copied < last_.sources) copy(on);
     int const set = geometry_.set_of_group(last_.group);
     source_view const& from = rows_.view(geometry_.source_of_set(set, last_.holds));
     source_view const& to = rows_.view(geometry_.source_of_set(set, k));
     space_.run(on, rows, replay_body<P>{from, to, last_.out, out});
     if (P::metadata::entries(out) == P::metadata::entries(last_.out)) last_.holds = k;
     last_.given = k;
+    if (k + 1 == last_.copied && last_.copied < last_.sources) ahead([&] { copy(on); });
   }
   /// Copies candidates of a group's table.
   void prefetch(stream on, step const& s, int group, candidates const& pool) {
-    int const set = geometry_.set_of_group(group);
+    finish_prefetch();
     captured_ |= space_.capturing(on);
     space_.wait(prefetches_, space_.record(on));
     auto const body = tables_.prefetch(group, s, pool);
     space_.run(prefetches_, s.padded, body);
-    int const parts = s.padded == 0 ? 1 : (prefetch_teams + s.padded - 1) / s.padded;
-    int const teams = std::min(s.padded * parts, prefetch_teams);
-    source_view const& first = rows_.view(geometry_.source_of_set(set, 0));
-    for (int k = 0; k < geometry_.sources_of_set(set); ++k) {
-      space_.run(
-          prefetches_, teams,
-          plan_copy_body<P>{body.plan, s.padded, parts, teams, first, rows_.view(geometry_.source_of_set(set, k))});
-    }
-    announced_[static_cast<std::size_t>(set)] = {true, space_.record(prefetches_)};
+    int const set = geometry_.set_of_group(group);
+    filling_ = {set, body.plan, s.padded, 0, geometry_.sources_of_set(set)};
+    announced_[static_cast<std::size_t>(set)].open = true;
+    ahead([&] { finish_prefetch(); });
   }
   /// Whether the candidates last announced to a set's table are there. Requires: not announced in a capture.
   bool prefetched(int set) const {
-    announcement const& a = announced_[static_cast<std::size_t>(set)];
-    return space_.reached(a.end);
+    bool const filling = filling_.copied < filling_.sources && filling_.set == set;
+    return !filling && space_.reached(announced_[static_cast<std::size_t>(set)].end);
   }
   /// Everything is there for what is enqueued on `on` from now on.
   void join(stream on) {
     finish_plan(on);
+    finish_prefetch();
     for (int set = 0; set < geometry_.sets(); ++set) wait_announced(on, set);
     last_.group = -1;
     if (space_.capturing(on)) captured_ = false;
@@ -120,6 +116,14 @@ class side_copies {
     int padded = 0;
     event done{};  ///< of the newest copy
   };
+  /// The last prefetch: its plan is made, and `copied` sources of its set have, or get, the rows.
+  struct filling_state {
+    int set = 0;
+    row_plan plan{};
+    int padded = 0;
+    int copied = 0;
+    int sources = 0;
+  };
   struct announcement {
     bool open = false;
     event end{};
@@ -137,6 +141,27 @@ class side_copies {
     last_.done = space_.record(replays_);
     ++last_.copied;
   }
+  void finish_prefetch() {
+    filling_state& f = filling_;
+    if (f.copied == f.sources) return;
+    int const parts = f.padded == 0 ? 1 : (prefetch_teams + f.padded - 1) / f.padded;
+    int const teams = std::min(f.padded * parts, prefetch_teams);
+    source_view const& first = rows_.view(geometry_.source_of_set(f.set, 0));
+    for (; f.copied < f.sources; ++f.copied) {
+      source_view const& to = rows_.view(geometry_.source_of_set(f.set, f.copied));
+      space_.run(prefetches_, teams, plan_copy_body<P>{f.plan, f.padded, parts, teams, first, to});
+    }
+    announced_[static_cast<std::size_t>(f.set)].end = space_.record(prefetches_);
+  }
+  /// A launch that was refused for something that only looks ahead is made again where the copy is needed.
+  template <class F>
+  void ahead(F f) {
+    try {
+      f();
+    } catch (...) {
+      if (space_.broken()) throw;
+    }
+  }
   void finish_plan(stream on) {
     if (last_.group < 0 || last_.sources == 1) return;
     while (last_.copied < last_.sources) copy(on);
@@ -153,6 +178,7 @@ class side_copies {
   step_tables<P, S> const& tables_;
   stream replays_, prefetches_;
   plan_state last_;
+  filling_state filling_;
   bool captured_ = false;                ///< copies were captured in this step
   std::vector<announcement> announced_;  ///< of each set
 };
