@@ -279,7 +279,7 @@ TEST_CASE_TEMPLATE("what a drafter may not do is refused", S, EBB_SPACES) {
   CHECK_THROWS_AS(again(), std::invalid_argument);  // two rows, and no bounds of their own
   what.bounds = d.bounds.data();
   again();
-  what = {.positions = d.selection.data(), .pass = 1};
+  what = selected{.positions = d.selection.data(), .pass = 1};
   CHECK_THROWS_AS(d.kv.resolve(d.main, s, target_group, what, {d.out.data()}), std::invalid_argument);
   int const none = 0, wrong = -1;
   CHECK_THROWS_AS(d.kv.end_step(d.main, s, {&none, 1}, {&wrong, 1}), std::invalid_argument);
