@@ -74,10 +74,13 @@ class auditor {
       }
       model_request const* m = find(r.id);
       if (m == nullptr) fail("I7: slot ", r.id.slot, " is not vacant, but its request is gone");
-      if (r.tokens != m->tokens || r.reserved != m->reserved || r.tokens_max != m->tokens_max) {
-        fail("slot ", r.id.slot, ": tokens ", r.tokens, "/", r.reserved, "/", r.tokens_max, ", model ", m->tokens, "/",
-             m->reserved, "/", m->tokens_max);
+      std::int64_t const reserved = m->importing() ? m->reserved : m->certain;
+      if (r.tokens != m->certain || r.pending != m->pending || r.reserved != reserved ||
+          r.tokens_max != m->tokens_max) {
+        fail("slot ", r.id.slot, ": tokens ", r.tokens, "+", r.pending, "/", r.reserved, "/", r.tokens_max, ", model ",
+             m->certain, "+", m->pending, "/", reserved, "/", m->tokens_max);
       }
+      if (m->pending > 0 && m->importing()) fail("slot ", r.id.slot, " imports behind a length that is not known");
       if ((r.phase == phase::preempted) != m->preempted)
         fail("slot ", r.id.slot, ": preempted ", m->preempted, " in the model only");
       if (r.reserve != m->reserve)
@@ -93,7 +96,8 @@ class auditor {
           fail("I7: host page ", host, " is in two places, one is page ", p, " of slot ", r.id.slot);
         ++hosts;
         missing += !page.mapped;
-        int const tokens = book.tokens_in(r, p);
+        std::int64_t const tokens =
+            std::clamp<std::int64_t>(m->tokens - std::int64_t{p} * shape.page_tokens, 0, shape.page_tokens);
         if (!page.mapped && page.backed < tokens) {
           fail("I1: page ", p, " of slot ", r.id.slot, " is not in the map and only ", page.backed, " of ", tokens,
                " tokens are in the host store");
@@ -143,8 +147,8 @@ class auditor {
         fail("slot ", r.id.slot, " has ", r.hot.size(), " hot frames of ", shape.hot_frames());
       if (required > r.reserve)
         fail("I11: slot ", r.id.slot, " requires ", required, " frames and is promised ", r.reserve);
-      if (shape.pages(r.tokens) > static_cast<std::int64_t>(r.pages.size()))
-        fail("slot ", r.id.slot, " has ", r.pages.size(), " pages for ", r.tokens, " tokens");
+      if (shape.pages(m->tokens) > static_cast<std::int64_t>(r.pages.size()))
+        fail("slot ", r.id.slot, " has ", r.pages.size(), " pages for ", m->tokens, " tokens");
     }
     if (vacant + model_.live.size() != book.requests().size())
       fail("I7: ", vacant, " slots are vacant, the model has ", model_.live.size(), " requests");

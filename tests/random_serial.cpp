@@ -99,6 +99,7 @@ struct all_in_one : small {
   static constexpr std::array<layer_binding, 4> layers{{{0, 0}, {0, 1}, {1, 2}, {2, 2}}};
   static constexpr auto ratios = equal_ratios<3>();
   static constexpr int borrows = 2;
+  static constexpr int candidate_pool = 24;
   static constexpr std::int64_t largest_tokens = 1 << 14;
   using keep = most_selected;
   using backup = on_revoke;
@@ -119,7 +120,18 @@ struct many_queries : small {
   using keep = whole_requests;
 };
 
-constexpr int policies = 9;
+/// Candidates are announced: two groups on two sources, whose table they share, and one on a source of its own.
+struct announced : small {
+  static constexpr row_segments row{16, 4};
+  static constexpr int top_k = 4;
+  static constexpr int candidate_pool = 12;
+  static constexpr std::array<layer_binding, 5> layers{{{0, 0}, {0, 1}, {1, 0}, {1, 1}, {2, 2}}};
+  static constexpr std::array<int, 3> ratios{1, 1, 2};
+  static constexpr std::int64_t largest_tokens = 1 << 16;
+  using backup = each_step;
+};
+
+constexpr int policies = 10;
 
 }  // namespace
 
@@ -138,3 +150,4 @@ EBB_RANDOM(always_whole)
 EBB_RANDOM(never_staged)
 EBB_RANDOM(all_in_one)
 EBB_RANDOM(many_queries)
+EBB_RANDOM(announced)

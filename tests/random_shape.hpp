@@ -50,6 +50,8 @@ struct random_shape {
         model.staging_rows =
             std::max(0, P::max_queries * P::top_k - fewest_ways(frames)) + (g.below(3) == 0 ? g.below(20) : 0);
     }
+    if (P::candidate_pool > 0)
+      model.prefetch_rows = g.below(2) == 0 ? P::candidate_pool : g.below(P::candidate_pool + 1);
     int const required = model.tail_pages() + model.hot_frames();
     longest = required + 2 + g.below(20);
     model.frames = std::max(8, required) + g.below(g.below(2) == 0 ? 33 : 10);
@@ -75,6 +77,7 @@ struct random_shape {
                  .max_tokens = model.max_tokens};
     s.hot_rows = model.hot_rows;
     s.staging_rows = model.staging_rows;
+    s.prefetch_rows = model.prefetch_rows;
     s.steps_in_flight = model.steps_in_flight;
     s.refill_bytes = refill_bytes;
     return s;

@@ -27,6 +27,7 @@ struct shared_sources : small {
   static constexpr int top_k = 16;
   static constexpr std::array<layer_binding, 4> layers{{{0, 0}, {0, 1}, {1, 2}, {2, 2}}};
   static constexpr std::array<int, 3> ratios{1, 1, 2};
+  static constexpr int candidate_pool = 24;
   static constexpr int borrows = 1;
   using tiers = tier_list<lent_pages, hot_rows<lru>, staging_rows, host_pages>;
   using keep = most_selected;

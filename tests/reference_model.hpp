@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <set>
 #include <vector>
@@ -26,6 +27,7 @@ struct model_shape {
   int sets = 0;
 
   int frames = 0, host_pages = 0, requests = 0, max_batch = 0, hot_rows = 0, staging_rows = 0, steps_in_flight = 1;
+  int prefetch_rows = 0;  ///< of a request, of one prefetch
   std::int64_t max_tokens = 0;
 
   std::int64_t pages(std::int64_t tokens) const { return (tokens + page_tokens - 1) / page_tokens; }
@@ -38,6 +40,11 @@ struct model_shape {
     return caches ? std::min<std::int64_t>(pages(tokens), tail_pages() + hot_frames()) : pages(tokens);
   }
   bool is_long(std::int64_t tokens) const { return caches && pages(tokens) > tail_pages() + hot_frames(); }
+  /// Row slots of one request's table of hot rows; fewer than 16 make one set.
+  int ways(int source) const {
+    int const rows = hot_frames() * rows_per_page(source);
+    return rows < 16 ? rows : rows / 16 * 16;
+  }
   /// Row slots of one request's plane of staging: whole pages of the source with the most rows in one.
   int staging_slots() const {
     int most = 1;
@@ -56,13 +63,17 @@ struct model_request {
   request_id id{};
   std::uint64_t name = 0;  ///< of the incarnation, never used twice
   std::int64_t tokens_max = 0;
-  std::int64_t tokens = 0;    ///< committed
+  std::int64_t tokens = 0;    ///< committed, as the device has it
+  std::int64_t certain = 0;   ///< of these, what the host knows of
+  int pending = 0;            ///< tokens that steps with acceptances unknown to the host may have committed
   std::int64_t reserved = 0;  ///< an import has room up to here
   std::int64_t reserve = 0;   ///< frames that it is promised
   bool preempted = false;
   bool pinned = false;                            ///< require_whole
   std::vector<std::vector<model_row>> rows{};     ///< of each source
   std::vector<std::set<std::int32_t>> fetched{};  ///< of each set: rows that may be in the row cache
+  std::vector<std::set<std::int32_t>> claimed{};  ///< of each set: rows that calls of the open step may have pinned
+  std::vector<std::set<std::int32_t>> present{};  ///< of each set: rows that the open step's next resolve must find
   std::vector<char> arrived{};                    ///< of each source: imported since reserve_import
   std::vector<std::set<int>> refused{};           ///< of each source: pages whose import was refused
 
@@ -120,6 +131,36 @@ class reference_model {
     return n;
   }
 
+  /// What a step accepted, until the host knows it.
+  struct acceptance {
+    struct one {
+      request_id id;
+      int queries;
+      int tokens;
+    };
+    std::uint64_t step;
+    ticket at;
+    std::vector<one> of;
+  };
+  std::deque<acceptance> unknown{};
+  bool is_unknown(request_id id) const {
+    return std::any_of(unknown.begin(), unknown.end(), [&](auto const& a) {
+      return std::any_of(a.of.begin(), a.of.end(), [&](auto const& o) { return o.id == id; });
+    });
+  }
+  /// The host learns of the oldest steps as long as `due(acceptance)` says so.
+  template <class Due>
+  void settle(Due due) {
+    for (; !unknown.empty() && due(unknown.front()); unknown.pop_front()) {
+      for (auto const& o : unknown.front().of) {
+        model_request* const r = find(o.id);
+        if (r == nullptr) continue;
+        r->pending -= o.queries;
+        r->certain += o.tokens;
+      }
+    }
+  }
+
   struct need {
     std::int64_t frames = 0, hosts = 0, slots = 0, tokens = 0;
   };
@@ -163,7 +204,7 @@ class reference_model {
     r.tokens_max = tokens_max;
     r.reserve = shape.required(tokens_max);
     r.rows.resize(shape.ratios.size());
-    r.fetched.resize(static_cast<std::size_t>(shape.sets));
+    for (auto* rows : {&r.fetched, &r.claimed, &r.present}) rows->resize(static_cast<std::size_t>(shape.sets));
     live.push_back(std::move(r));
     return live.back();
   }
@@ -181,23 +222,27 @@ class reference_model {
     forget_fetched(r);
   }
   void truncate(model_request& r, std::int64_t tokens) const {
-    r.tokens = r.reserved = tokens;
+    r.tokens = r.certain = r.reserved = tokens;
     forget_fetched(r);
   }
   /// Rows that `tokens` tokens complete.
   std::int64_t rows_of(int source, std::int64_t tokens) const {
     return tokens / shape.ratios[static_cast<std::size_t>(source)];
   }
-  void commit(model_request& r, std::int64_t tokens) const {
+  /// `known`: to the host.
+  void commit(model_request& r, std::int64_t tokens, bool known = true) const {
     for (int s = 0; s < static_cast<int>(shape.ratios.size()); ++s) {
       for (std::int64_t p = rows_of(s, r.tokens); p < rows_of(s, tokens); ++p) r.row(s, p).scratch = false;
     }
+    if (known) r.certain += tokens - r.tokens;
     r.tokens = r.reserved = tokens;
   }
 
  private:
   void forget_fetched(model_request& r) const {
-    for (auto& f : r.fetched) f.clear();
+    for (auto* rows : {&r.fetched, &r.claimed, &r.present}) {
+      for (auto& of_set : *rows) of_set.clear();
+    }
   }
   std::uint64_t names_ = 0;
 };

@@ -20,6 +20,20 @@ struct member {
   std::vector<std::int32_t> hot;
 };
 
+/// Which rows of a step's or a resolve's arrays belong to which request, as the model has it.
+struct array_rows {
+  struct part {
+    int first, count;
+  };
+  std::vector<part> of;  ///< each request of the batch
+  int rows = 0;          ///< in all, padding included
+};
+inline array_rows uniform_rows(int requests, int padded, int queries) {
+  array_rows out{{}, padded * queries};
+  for (int i = 0; i < requests; ++i) out.of.push_back({i * queries, queries});
+  return out;
+}
+
 template <class M>
 typename M::ref metadata_in(std::vector<typename M::entry>& entries, std::vector<std::int32_t>& lengths) {
   if constexpr (M::packed) {
@@ -37,6 +51,25 @@ typename M::entry garbage() {
     return 0x5A5A5A5A;
   }
 }
+/// What the prefetches of one step must have counted. Made while they are enqueued, looked at when the step has ended.
+struct prefetch_check {
+  counters before{};
+  std::uint64_t rows_least = 0, rows_most = 0;  ///< copied, of all sources
+  std::uint64_t dropped_most = 0;
+  std::uint64_t either_least = 0, sources_most = 1;  ///< rows copied or dropped, of all sources
+
+  void counts(counters const& now) const {
+    std::uint64_t const rows = now.prefetched_rows - before.prefetched_rows;
+    std::uint64_t const dropped = now.prefetch_dropped - before.prefetch_dropped;
+    if (rows < rows_least || rows > rows_most)
+      fail("prefetch: ", rows, " rows copied; at least ", rows_least, ", at most ", rows_most, " were missing");
+    if (dropped > dropped_most)
+      fail("prefetch: ", dropped, " candidates dropped, at most ", dropped_most, " lack room");
+    if (rows + dropped * sources_most < either_least)
+      fail("prefetch: ", rows, " rows copied and ", dropped, " dropped of ", either_least, " that were missing");
+  }
+};
+
 /// The row address of an entry, by what the metadata's format says.
 template <class M>
 std::int64_t address_of(typename M::entry e, source_view const& v, [[maybe_unused]] int sources) {
@@ -62,15 +95,16 @@ struct resolve_check {
   using metadata = typename P::metadata;
   using entry = typename metadata::entry;
   static constexpr int width = metadata::width(P::top_k);
+  static constexpr std::int32_t no_length = 12'345;
 
-  resolve_check(model_shape const& shape, int group, std::vector<member> const& of, int queries, int padded)
+  resolve_check(model_shape const& shape, int group, std::vector<member> const& of, array_rows const& arrays)
       : shape{shape},
+        group{group},
         sources{shape.groups[static_cast<std::size_t>(group)]},
         of{of},
-        queries{queries},
-        padded{padded},
+        arrays{arrays},
         rows_per_page{shape.rows_per_page(sources.front())} {
-    auto const rows = static_cast<std::size_t>(padded * queries);
+    auto const rows = static_cast<std::size_t>(arrays.rows);
     selection.assign(rows * P::top_k + 1, 3);
     valid.assign(rows * P::top_k, 0);
     frames.assign(rows * P::top_k, -1);
@@ -80,27 +114,31 @@ struct resolve_check {
   }
   /// One entry more than a resolve may write.
   void clear(std::vector<entry>& e, std::vector<std::int32_t>& l) const {
-    e.assign(static_cast<std::size_t>(padded * queries * width) + 1, garbage<metadata>());
-    l.assign(static_cast<std::size_t>(padded * queries) + 1, 12'345);
+    e.assign(static_cast<std::size_t>(arrays.rows * width) + 1, garbage<metadata>());
+    l.assign(static_cast<std::size_t>(arrays.rows) + 1, no_length);
   }
 
   model_shape const& shape;
+  int group;
   std::vector<int> sources;  ///< of the group
   std::vector<member> of;
-  int queries, padded, rows_per_page;
+  array_rows arrays;
+  int rows_per_page;
   std::vector<std::int32_t> selection;
+  std::vector<std::int32_t> bounds, offsets;      ///< of its own, where it brings them
   std::vector<char> valid;                        ///< per entry of the selection
   std::vector<std::int32_t> frames;               ///< per entry: the frame of a page in the map, else −1
   std::vector<std::vector<std::uint64_t>> seeds;  ///< per source, per entry: the bytes
   std::vector<std::uint64_t> newest;              ///< per source, per request: its newest committed row, 0: none
   std::uint64_t invalid = 0, rejected = 0, mapped = 0, absent = 0, least = 0, most = 0;
+  std::uint64_t found = 0;  ///< entries that the row cache must have
   counters before{};
   std::vector<entry> entries, other;  ///< of the resolve, and of a replay beside it
   std::vector<std::int32_t> lengths, other_lengths;
 
   /// Query j of request i selects; `m` is what the model knows, `bound` how many rows are selectable.
   void expect(std::size_t i, std::size_t query, model_request const& m, std::int64_t bound,
-              std::set<std::int32_t>& absent_rows) {
+              std::set<std::int32_t> const& present, std::set<std::int32_t>& absent_rows) {
     for (std::size_t at = query * P::top_k; at < (query + 1) * P::top_k; ++at) {
       std::int32_t const p = selection[at];
       if (p == -1) {
@@ -112,6 +150,7 @@ struct resolve_check {
         frames[at] = of[i].frames.at(static_cast<std::size_t>(p / rows_per_page));
         for (std::size_t s = 0; s < sources.size(); ++s) seeds[s][at] = m.row(sources[s], p).seed;
         if (frames[at] < 0) absent_rows.insert(p);
+        found += frames[at] < 0 && present.contains(p);
         ++(frames[at] < 0 ? absent : mapped);
       }
     }
@@ -129,6 +168,9 @@ struct resolve_check {
     is("lost", grew(&ebb::counters::lost), 0);
     is("tail_hits + lent_hits", grew(&ebb::counters::tail_hits) + grew(&ebb::counters::lent_hits), mapped);
     is("hot_hits + misses", grew(&ebb::counters::hot_hits) + grew(&ebb::counters::misses), absent);
+    if (grew(&ebb::counters::hot_hits) < found)
+      fail("prefetch: ", grew(&ebb::counters::hot_hits), " hits in hot rows, though ", found,
+           " entries were announced and had room");
     std::uint64_t const rows = grew(&ebb::counters::fetched_rows);
     is("fetched_bytes", grew(&ebb::counters::fetched_bytes), rows * P::row.total());
     if (rows % n != 0 || rows / n < least || rows / n > most)
@@ -142,28 +184,28 @@ struct resolve_check {
   /// Returns: how many rows it compared.
   int attend(std::vector<entry> const& e, std::vector<std::int32_t> const& l, std::size_t s, source_view const& v,
              std::function<std::string(std::byte const*)> const& whose) const {
-    if (e.back() != garbage<metadata>()) fail("resolve: wrote past the metadata");
+    if (e.back() != garbage<metadata>() || l.back() != no_length) fail("resolve: wrote past the metadata");
     int compared = 0;
-    for (int i = 0; i < padded; ++i) {
-      bool const real = i < static_cast<int>(of.size());
-      for (int j = 0; j < queries; ++j) {
-        auto const query = static_cast<std::size_t>(i * queries + j);
-        entry const* const row = e.data() + query * width;
-        int used = 0;
-        for (int k = 0; k < P::top_k; ++k) {
-          std::size_t const at = query * P::top_k + static_cast<std::size_t>(k);
-          if (real && valid[at] != 0) {
-            look(v, i, row[metadata::packed ? used : k], at, s, whose);
-            ++used;
-          } else if (!metadata::packed && row[k] != metadata::invalid()) {
-            fail("resolve: entry ", at, " is invalid and says ", as_number(row[k]), ", source ", sources[s]);
-          }
+    std::vector<int> owners(static_cast<std::size_t>(arrays.rows), -1);
+    for (std::size_t i = 0; i < arrays.of.size(); ++i)
+      std::fill_n(owners.begin() + arrays.of[i].first, arrays.of[i].count, static_cast<int>(i));
+    for (std::size_t query = 0; query < owners.size(); ++query) {
+      int const i = owners[query];
+      entry const* const row = e.data() + query * width;
+      int used = 0;
+      for (int k = 0; k < P::top_k; ++k) {
+        std::size_t const at = query * P::top_k + static_cast<std::size_t>(k);
+        if (i >= 0 && valid[at] != 0) {
+          look(v, i, row[metadata::packed ? used : k], at, s, whose);
+          ++used;
+        } else if (!metadata::packed && row[k] != metadata::invalid()) {
+          fail("resolve: entry ", at, " is invalid and says ", as_number(row[k]), ", source ", sources[s]);
         }
-        compared += used;
-        for (int k = metadata::packed ? used : P::top_k; k < width; ++k) filler(v, row[k], i, query, s);
-        if (metadata::packed && l[query] != std::max(1, used))
-          fail("resolve: the length of row ", query, " is ", l[query], ", not ", std::max(1, used));
       }
+      compared += used;
+      for (int k = metadata::packed ? used : P::top_k; k < width; ++k) filler(v, row[k], i, query, s);
+      if (metadata::packed && l[query] != std::max(1, used))
+        fail("resolve: the length of row ", query, " is ", l[query], ", not ", std::max(1, used));
     }
     return compared;
   }
@@ -176,8 +218,7 @@ struct resolve_check {
   void filler(source_view const& v, entry e, int item, std::size_t query, std::size_t s) const {
     if constexpr (metadata::packed) {
       std::int64_t const a = address(e, v);
-      std::uint64_t const row =
-          item < static_cast<int>(of.size()) ? newest[s * of.size() + static_cast<std::size_t>(item)] : 0;
+      std::uint64_t const row = item >= 0 ? newest[s * of.size() + static_cast<std::size_t>(item)] : 0;
       bool const legal = a >= 0 && (row_is_zero(v.base, v.layout, a) || (row != 0 && row_is(v.base, v.layout, a, row)));
       if (!legal) fail("resolve: the filler of row ", query, " is ", a, ", no legal row");
     } else if (e != metadata::invalid()) {

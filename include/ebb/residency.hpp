@@ -341,7 +341,8 @@ class residency {
             "one for each of the ", batch_.size(), " requests");
     for (std::size_t i = 0; i < batch_.size(); ++i) {
       request_record const& r = book().at(batch_[i].slot);
-      std::int64_t const most = std::min<std::int64_t>(queries_[i], r.tokens_max - r.tokens - r.pending);
+      std::int64_t const room = r.tokens_max - r.tokens - r.pending;  // below 0 where earlier steps may have filled it
+      std::int64_t const most = std::clamp<std::int64_t>(room, 0, queries_[i]);
       require(accepted[i] >= 0 && accepted[i] <= most, "end_step: accepted", accepted[i], "0 to ", most);
     }
     auto const range = named_range(space_, "ebb end_step");
@@ -717,6 +718,8 @@ class residency {
   void carry_out_later() {
     std::vector<waiting_call> still;
     for (waiting_call const& c : std::exchange(later_, {})) {
+      if (book().at(c.id.slot).phase == phase::vacant || book().at(c.id.slot).id != c.id)
+        continue;  // finished meanwhile
       bool const unknown = c.what != waiting_call::finish && book().at(c.id.slot).pending > 0;
       unknown ? still.push_back(c) : carry_out(c);
     }
