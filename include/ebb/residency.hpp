@@ -350,8 +350,9 @@ class residency {
       std::vector<accepted_word> words;
       for (std::size_t i = 0; i < batch_.size(); ++i)
         words.push_back({batch_[i].slot, accepted[i], drafted.empty() ? -1 : drafted[i]});
-      // Where an earlier step's numbers are not known yet, these come behind them.
-      return end(on, s, words, on_device{nullptr}, acceptances_.empty());
+      // A drafter's own length depends on the order of the steps: where an earlier one's numbers are not known yet, these
+      // come behind them.
+      return end(on, s, words, on_device{nullptr}, P::drafter_group < 0 || acceptances_.empty());
     });
   }
   /// The same for numbers that only the device knows yet. The host learns them when a later begin_step waits for this
@@ -745,7 +746,7 @@ class residency {
 
   // ---- the end of a step
 
-  /// `known`: the host knows all numbers, those of earlier steps, too.
+  /// `known`: the host adds the numbers up at once.
   ticket end(stream on, step const& s, std::span<accepted_word const> words, on_device device, bool known) {
     sides_.join(on);
     tables_.commit(on, s, words, device, known ? nullptr : acceptances_.room(s.number));
