@@ -317,7 +317,8 @@ class residency {
             "one for each of the ", batch_.size(), " requests");
     for (std::size_t i = 0; i < batch_.size(); ++i) {
       request_record const& r = book().at(batch_[i].slot);
-      std::int64_t const most = std::min<std::int64_t>(queries_[i], r.tokens_max - r.tokens - r.pending);
+      std::int64_t const room = std::max<std::int64_t>(0, r.tokens_max - r.tokens - r.pending);
+      std::int64_t const most = std::min<std::int64_t>(queries_[i], room);
       require(accepted[i] >= 0 && accepted[i] <= most, "end_step: accepted", accepted[i], "0 to ", most);
     }
     auto const range = named_range(space_, "ebb end_step");
