@@ -19,7 +19,7 @@ using namespace ebb::testing;
 using host_only = tier_list<hot_rows<lru>, staging_rows, host_pages>;
 
 template <class S>
-constexpr int times(int serial, [[maybe_unused]] int threads, [[maybe_unused]] int device) {
+constexpr int times([[maybe_unused]] int serial, [[maybe_unused]] int threads, [[maybe_unused]] int device) {
 #if defined(__CUDACC__)
   return device;
 #else
