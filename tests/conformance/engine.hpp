@@ -11,6 +11,7 @@
 #include <string>
 #include <tuple>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "../spaces_under_test.hpp"
@@ -351,20 +352,24 @@ class engine {
 
   // ---- steps -------------------------------------------------------------------------------------------------------------------------
 
-  /// What the enqueued part of a step reads and writes, at fixed addresses, for `padded` requests of `queries` each.
+  /// What the enqueued part of a step reads and writes, at fixed addresses: `padded` requests of `queries` each, or `all` rows in which
+  /// requests have as many as the step says.
   struct buffers {
     int padded = 0;
     int queries = 0;
-    std::vector<row_pattern*> writes;             ///< of each source: [padded · queries]
-    std::vector<std::int32_t*> selections;        ///< of each group: [padded · queries][top_k]
-    std::vector<std::vector<row_pattern*>> rows;  ///< of each group and source of its set: [padded · queries][width]
+    std::vector<row_pattern*> writes;             ///< of each source: [all]
+    std::vector<std::int32_t*> selections;        ///< of each group: [all][top_k]
+    std::vector<std::vector<row_pattern*>> rows;  ///< of each group and source of its set: [all][width]
     std::vector<std::vector<typename metadata::ref>> out;
     std::vector<std::int32_t*> lengths;  ///< of each group
     std::vector<std::int64_t> checks;    ///< rows to compare, filled anew by `fill`
+    int all = 0;
+    std::vector<candidates> pools{};  ///< of each group, announced before its resolve; without positions: none
+    std::vector<int> replayed{};      ///< of each group, how many sources of its set are asked for; empty: all
   };
-  buffers make_buffers(int padded, int queries) {
-    buffers b{padded, queries, {}, {}, {}, {}, {}, {0}};
-    std::size_t const n = static_cast<std::size_t>(padded) * static_cast<std::size_t>(queries);
+  buffers make_buffers(int padded, int queries, int all = 0) {
+    buffers b{padded, queries, {}, {}, {}, {}, {}, {0}, all == 0 ? padded * queries : all};
+    std::size_t const n = static_cast<std::size_t>(b.all);
     for (int s = 0; s < kv.local().sources(); ++s) b.writes.push_back(take<row_pattern>(n));
     for (int g = 0; g < kv.local().groups(); ++g) {
       b.selections.push_back(take<std::int32_t>(n * P::top_k));
@@ -393,6 +398,24 @@ class engine {
     std::vector<request_id> ids;
     for (session const* s : who) ids.push_back(s->id);
     step const s = kv.begin_step(main, {ids, queries, padded}, progress);
+    counts_.assign(static_cast<std::size_t>(s.padded), queries);
+    who_ = std::move(who);
+    return s;
+  }
+  /// The same where requests have `counts` queries, which the host names, or `offsets` in device memory, written by now.
+  step begin_ragged(std::vector<session*> who, std::vector<int> const& counts, int padded = 0, int all = 0,
+                    std::int32_t const* offsets = nullptr) {
+    std::vector<request_id> ids;
+    for (session const* s : who) ids.push_back(s->id);
+    batch b{.requests = ids, .padded = padded, .rows = all};
+    if (offsets == nullptr) {
+      b.counts = counts;
+    } else {
+      b.queries = P::max_queries;
+      b.offsets = offsets;
+    }
+    step const s = kv.begin_step(main, b);
+    counts_ = counts;
     who_ = std::move(who);
     return s;
   }
@@ -400,53 +423,97 @@ class engine {
   /// that may be selected.
   template <class Select>
   void fill(buffers const& b, Select select) {
-    for (session* s : who_) {
-      std::int64_t const end = std::min(s->tokens + b.queries, s->tokens_max);
+    for (std::size_t i = 0; i < who_.size(); ++i) {
+      session* const s = who_[i];
+      std::int64_t const end = std::min(s->tokens + counts_[i], s->tokens_max);
       s->versions.resize(static_cast<std::size_t>(s->tokens));
       for (std::int64_t t = s->tokens; t < end; ++t) s->versions.push_back(++writes_);
     }
     for (int source = 0; source < kv.local().sources(); ++source) {
       int const r = kv.local().ratio(source);
-      for (int i = 0; i < b.padded; ++i) {
-        for (int j = 0; j < b.queries; ++j) {
-          row_pattern& w = b.writes[static_cast<std::size_t>(source)][i * b.queries + j];
-          w = {};
-          if (i >= static_cast<int>(who_.size())) continue;
-          session const& s = *who_[static_cast<std::size_t>(i)];
-          if (s.tokens + j < s.tokens_max && (s.tokens + j + 1) % r == 0) w = pattern(s, source, (s.tokens + j) / r);
-        }
+      for (int row = 0; row < b.all; ++row) {
+        auto const [i, j] = query_of(row);
+        row_pattern& w = b.writes[static_cast<std::size_t>(source)][row];
+        w = {};
+        if (i < 0) continue;
+        session const& s = *who_[static_cast<std::size_t>(i)];
+        if (s.tokens + j < s.tokens_max && (s.tokens + j + 1) % r == 0) w = pattern(s, source, (s.tokens + j) / r);
       }
     }
     for (int g = 0; g < kv.local().groups(); ++g) {
-      for (int i = 0; i < b.padded; ++i) {
-        for (int j = 0; j < b.queries; ++j) fill_query(b, g, i, j, select);
-      }
+      for (int row = 0; row < b.all; ++row) fill_query(b, g, row, select);
     }
   }
-  /// Enqueues the part that may be captured: addresses, rows, and for each group its resolve, replays and checks.
-  void enqueue(step const& s, buffers const& b) {
-    int const n = b.padded * b.queries;
+  /// Request and query of a row of the step's arrays; request −1: padding.
+  std::pair<int, int> query_of(int row) const {
+    for (std::size_t i = 0; i < who_.size(); row -= counts_[i++]) {
+      if (row < counts_[i]) return {static_cast<int>(i), row};
+    }
+    return {-1, 0};
+  }
+  /// Enqueues the head of the part that may be captured: addresses and rows.
+  void write(step const& s, buffers const& b) {
     kv.addresses(main, s);
     for (int source = 0; source < kv.local().sources(); ++source) {
       source_id const id = kv.local().id_of_source(source);
-      space.run(main, n,
+      space.run(main, b.all,
                 write_rows_body{kv.view(id), kv.write_addresses(id), b.writes[static_cast<std::size_t>(source)],
                                 wrong_.data()});
     }
+  }
+  void announce(step const& s, buffers const& b, int g) {
+    if constexpr (P::candidate_pool > 0)
+      kv.prefetch(main, s, kv.local().id_of_group(g), b.pools[static_cast<std::size_t>(g)]);
+  }
+  void resolve(step const& s, buffers const& b, int g) {
+    std::size_t const at = static_cast<std::size_t>(g);
+    kv.resolve(main, s, kv.local().id_of_group(g), b.selections[at], b.out[at][0]);
+  }
+  void replay(step const& s, buffers const& b, int g, int k) {
+    kv.replay(main, s, kv.local().id_of_group(g), source_of(g, k),
+              b.out[static_cast<std::size_t>(g)][static_cast<std::size_t>(k)]);
+  }
+  /// Compares what a resolve, or a replay, gave for source `k` of the group's set.
+  void check(buffers const& b, int g, int k) {
+    std::size_t const at = static_cast<std::size_t>(g), of = static_cast<std::size_t>(k);
+    space.run(
+        main, b.all,
+        check_rows_body<P>{kv.view(source_of(g, k)), b.out[at][of], b.rows[at][of], b.lengths[at], wrong_.data()});
+  }
+  /// All of the part that may be captured. Pools are announced as early as may be, and then, or where not all sources are asked for, the
+  /// side streams are joined.
+  void enqueue(step const& s, buffers const& b) {
+    bool joins = !b.replayed.empty();
+    auto const announce_if = [&](int g) {
+      if (g < 0 || b.pools.empty() || b.pools[static_cast<std::size_t>(g)].positions == nullptr) return;
+      announce(s, b, g);
+      joins = true;
+    };
+    write(s, b);
+    for (int g = 0; g < kv.local().groups(); ++g) {
+      if (neighbour(g, -1) < 0) announce_if(g);
+    }
     for (int g = 0; g < kv.local().groups(); ++g) {
       std::size_t const at = static_cast<std::size_t>(g);
-      kv.resolve(main, s, kv.local().id_of_group(g), b.selections[at], b.out[at][0]);
-      for (std::size_t k = 0; k < b.out[at].size(); ++k) {
-        if (k > 0) kv.replay(main, s, kv.local().id_of_group(g), source_of(g, static_cast<int>(k)), b.out[at][k]);
-        space.run(main, n,
-                  check_rows_body<P>{kv.view(source_of(g, static_cast<int>(k))), b.out[at][k], b.rows[at][k],
-                                     b.lengths[at], wrong_.data()});
+      resolve(s, b, g);
+      announce_if(neighbour(g, 1));
+      int const sources = b.replayed.empty() ? static_cast<int>(b.out[at].size()) : b.replayed[at];
+      for (int k = 0; k < sources; ++k) {
+        if (k > 0) replay(s, b, g, k);
+        check(b, g, k);
       }
     }
+    if (joins) kv.join(main, s);
   }
   /// Commits `accepted` tokens of each request.
   ticket end(step const& s, std::vector<int> const& accepted) {
     ticket const t = kv.end_step(main, s, accepted);
+    for (std::size_t i = 0; i < who_.size(); ++i) who_[i]->tokens += accepted[i];
+    return t;
+  }
+  /// Commits what a device array says, once the stream is there: `accepted` tokens of each request, which the model knows already.
+  ticket end(step const& s, on_device device, std::vector<int> const& accepted) {
+    ticket const t = kv.end_step(main, s, device);
     for (std::size_t i = 0; i < who_.size(); ++i) who_[i]->tokens += accepted[i];
     return t;
   }
@@ -503,13 +570,21 @@ class engine {
     return kv.local().id_of_source(kv.local().source_of_set(kv.local().set_of_group(group), k));
   }
 
+  /// The group before (−1) or behind (1) one of the same set; −1: none.
+  int neighbour(int g, int way) const {
+    for (int k = g + way; k >= 0 && k < kv.local().groups(); k += way) {
+      if (kv.local().set_of_group(k) == kv.local().set_of_group(g)) return k;
+    }
+    return -1;
+  }
   template <class Select>
-  void fill_query(buffers const& b, int g, int i, int j, Select& select) {
+  void fill_query(buffers const& b, int g, int row, Select& select) {
     std::size_t const at = static_cast<std::size_t>(g);
-    std::int64_t const query = std::int64_t{i} * b.queries + j;
+    std::int64_t const query = row;
+    auto const [i, j] = query_of(row);
     int const set = kv.local().set_of_group(g);
     int const r = kv.local().ratio_of_set(set);
-    session const* const s = i < static_cast<int>(who_.size()) ? who_[static_cast<std::size_t>(i)] : nullptr;
+    session const* const s = i >= 0 ? who_[static_cast<std::size_t>(i)] : nullptr;
     std::int64_t const rows = s != nullptr && s->tokens + j < s->tokens_max ? (s->tokens + j + 1) / r : 0;
     std::vector<int> found;
     for (int c = 0; c < P::top_k; ++c) {
@@ -539,6 +614,7 @@ class engine {
   std::size_t next_ = 0;
   std::size_t fixed_ = 0;
   std::vector<session*> who_;
+  std::vector<int> counts_;  ///< queries of each
   std::uint32_t writes_ = 0;
 };
 

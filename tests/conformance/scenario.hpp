@@ -128,10 +128,11 @@ std::string misplaced(Engine& e, std::vector<session*> const& who, Buffers const
     std::map<std::int32_t, std::pair<int, std::int32_t>> row_at;
     std::map<std::pair<int, std::int32_t>, std::int32_t> slot_of;
     int const top_k = Engine::width;
-    for (int entry = 0; entry < static_cast<int>(who.size()) * b.queries * top_k; ++entry) {
-      int const i = entry / (b.queries * top_k);
+    for (int entry = 0; entry < b.all * top_k; ++entry) {
+      int const i = e.query_of(entry / top_k).first;
       std::int32_t const a = b.out[static_cast<std::size_t>(g)][0].rows[entry];
       if (a < 0) continue;
+      if (i < 0) return "a padded row has an address";
       std::pair const row{i, b.selections[static_cast<std::size_t>(g)][entry]};
       bool const one_to_one = row_at.emplace(a, row).first->second == row && slot_of.emplace(row, a).first->second == a;
       if (!one_to_one) return "address " + std::to_string(a) + ": two rows in one slot, or one row in two";
