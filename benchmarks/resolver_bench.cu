@@ -3,6 +3,7 @@
 ///
 ///   resolver_bench --json out.json                     the whole grid, on a GPU
 ///   resolver_bench --grid quick                        what tuning needs, in under a minute
+///   resolver_bench --grid speculation                  several queries of a request against one
 ///   resolver_bench --axes history --axes queries       some axes only
 ///   … --spoil 1000                                     every 1,000th row of the history is wrong: the check must see it
 ///
@@ -108,7 +109,7 @@ inline options parse(int argc, char** argv) {
   auto const usage = [](std::string const& why) {
     throw std::invalid_argument(
         why +
-        "; options: --grid full|quick|tiny, --axes NAME (several), --json FILE, --data DIR, "
+        "; options: --grid full|quick|speculation|tiny, --axes NAME (several), --json FILE, --data DIR, "
         "--gemma FILE, --passes N, --requests N, --spoil N, --no-reference, --no-floor, --brief");
   };
   for (int i = 1; i < argc; ++i) {
@@ -142,7 +143,7 @@ inline options parse(int argc, char** argv) {
     else
       usage("unknown option " + name);
   }
-  if (o.grid != "full" && o.grid != "quick" && o.grid != "tiny") usage("--grid " + o.grid);
+  if (o.grid != "full" && o.grid != "quick" && o.grid != "speculation" && o.grid != "tiny") usage("--grid " + o.grid);
   return o;
 }
 

@@ -15,7 +15,8 @@ struct group_of_cells {
 };
 
 /// The grid: the centre, then one axis at a time around it. `quick`: what tuning needs, in under a minute.
-/// `tiny`: a few cells of each kind, small, for a machine without a GPU.
+/// `speculation`: several queries whose rows are all missing, different or identical, and recorded ones; each axis has its
+/// cell with one query. `tiny`: a few cells of each kind, small, for a machine without a GPU.
 inline std::vector<group_of_cells> cells_of_grid(options const& o) {
   std::vector<group_of_cells> out;
   auto const wanted = [&](std::string const& axis) {
@@ -63,6 +64,7 @@ inline std::vector<group_of_cells> cells_of_grid(options const& o) {
     add("queries", wide, square({2}, {0.14}, {.queries = 8}));
     add("queries", wide, square({2}, {0}, {.queries = 4, .select = pattern::recorded}));
     add("queries", wide, square({2}, {1}, {.queries = 8, .select = pattern::disjoint}));
+    add("identical", wide, square({2}, {1}, {.queries = 8}));
     add("rows", {.row_bytes = 584, .history = 16'384, .requests = 2}, square({2}, {0.14}));
     add("rows", {.row_bytes = 288, .history = 16'384, .requests = 2}, square({2}, {0.14}));
     return out;
@@ -77,6 +79,19 @@ inline std::vector<group_of_cells> cells_of_grid(options const& o) {
     add("resident", {.history = 32'768, .requests = 128, .whole = true},
         square({1, 32, 128}, {0}, {.select = pattern::resident}));
     add("queries", {.max_queries = 8, .requests = 32}, square({1, 32}, {0.14}, {.queries = 8}));
+    return out;
+  }
+
+  if (o.grid == "speculation") {
+    for (int queries : {1, 2, 4, 8}) {
+      setting const wide{.max_queries = 8, .requests = 32};
+      add("disjoint", wide, square({1, 8, 32}, {1}, {.queries = queries, .select = pattern::disjoint}));
+      add("identical", wide, square({1, 8, 32}, {1}, {.queries = queries}));
+      if (!o.gemma.empty())
+        add("recorded", wide, square({1, 8, 32}, {0}, {.queries = queries, .select = pattern::gemma}));
+      add("recorded", {.top_k = 512, .max_queries = 8, .requests = 32},
+          square({1, 8, 32}, {0}, {.queries = queries, .select = pattern::recorded}));
+    }
     return out;
   }
 

@@ -11,7 +11,7 @@
 namespace bench {
 
 struct options {
-  std::string grid = "full";           ///< full, quick, tiny
+  std::string grid = "full";           ///< full, quick, speculation, tiny
   std::vector<std::string> axes = {};  ///< only these; empty: all
   std::string json;
   std::string data = "examples/data";
