@@ -298,7 +298,7 @@ class step_tables {
               device<std::int32_t>(static_cast<std::size_t>(sizes_.max_batch) + 1),
               device<std::int32_t>(requests * static_cast<std::size_t>(hot_)),
               device<std::int32_t>(rows),
-              device<std::int32_t>(rows * static_cast<std::size_t>(ratio_count<P> + 1)),
+              device<std::int32_t>(rows * static_cast<std::size_t>(ratio_count<P> + (drafter() >= 0 ? 1 : 0))),
               P::keep::wants_uses ? device<std::uint32_t>(requests * static_cast<std::size_t>(map_pages())) : nullptr,
               map_.ref(),
               hot_};

@@ -116,10 +116,10 @@ template <class P, class S>
 void padding(S const& of) {
   using W = watched_space<S>;
   W const space{of};
-  // Sizes that no other array has, so that tables are known by them: 11 slots of 32 ways, of 16 in the set of ratio 2, where some of the 24
-  // rows of a resolve go to staging; 11 maps of 25 pages.
+  // Sizes that no other array has, so that tables are known by them: 13 slots of 32 ways, of 16 in the set of ratio 2, where some of the 24
+  // rows of a resolve go to staging; 13 maps of 25 pages.
   engine<P, W> e{space,
-                 {.frames = 90, .host_pages = 250, .requests = 11, .max_batch = 8, .max_tokens = 400, .hot_rows = 32}};
+                 {.frames = 90, .host_pages = 250, .requests = 13, .max_batch = 8, .max_tokens = 400, .hot_rows = 32}};
   auto const of_size = [&](std::size_t bytes) {
     std::vector<typename W::block> found;
     for (auto const& b : space.seen->device) {
@@ -128,12 +128,12 @@ void padding(S const& of) {
     REQUIRE(found.size() == 1);
     return found.front();
   };
-  auto const wide = of_size(11 * 32 * 4);
-  auto const narrow = of_size(11 * 16 * 4);
-  auto const map = of_size(11 * 25 * 8);
+  auto const wide = of_size(13 * 32 * 4);
+  auto const narrow = of_size(13 * 16 * 4);
+  auto const map = of_size(13 * 25 * 8);
   // 16 words of staging for each row of the batch, and where pages are ranked by use, a count for each of the map.
   auto const staging = of_size(8 * 16 * 4);
-  auto const uses = of_size(P::keep::wants_uses ? 11 * 25 * 4 : 11 * 25 * 8);
+  auto const uses = of_size(P::keep::wants_uses ? 13 * 25 * 4 : 13 * 25 * 8);
   std::vector<session> all;
   for (int i = 0; i < 8; ++i) all.push_back(e.start(400, 180));
   random_rows select{26};
@@ -201,21 +201,21 @@ void padding(S const& of) {
     s = e.begin(who, 3, 8);
     e.fill(b, select);
     finish(space, e.main);
-    auto const wide_before = others(space.look(wide), 11, batch);
-    auto const narrow_before = others(space.look(narrow), 11, batch);
+    auto const wide_before = others(space.look(wide), 13, batch);
+    auto const narrow_before = others(space.look(narrow), 13, batch);
     auto const map_before = space.look(map);
     auto const staging_before = others(space.look(staging), 8, batch);
-    auto const uses_before = others(space.look(uses), 11, batch);
+    auto const uses_before = others(space.look(uses), 13, batch);
     auto const frames_before = frames_of_newcomers();
     counters const before = e.kv.counts();
     space.launch(e.main, graph);
     finish(space, e.main);
     counters const after = e.kv.counts();
-    CHECK(others(space.look(wide), 11, batch) == wide_before);
-    CHECK(others(space.look(narrow), 11, batch) == narrow_before);
+    CHECK(others(space.look(wide), 13, batch) == wide_before);
+    CHECK(others(space.look(narrow), 13, batch) == narrow_before);
     CHECK(space.look(map) == map_before);
     CHECK(others(space.look(staging), 8, batch) == staging_before);
-    CHECK(others(space.look(uses), 11, batch) == uses_before);
+    CHECK(others(space.look(uses), 13, batch) == uses_before);
     CHECK(frames_of_newcomers() == frames_before);
     auto const seen = [](counters const& c) {
       return c.tail_hits + c.lent_hits + c.hot_hits + c.misses + c.invalid + c.rejected;

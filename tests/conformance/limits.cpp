@@ -276,6 +276,8 @@ std::int64_t small_arrays(geometry<P> const& g, int requests, int batch, int hot
   bytes += batch * static_cast<std::int64_t>(sizeof(row_record));  // requests of the step
   bytes += std::int64_t{requests} * 4;                             // committed lengths
   bytes += rows * 4 * (1 + ratio_count<P>);                        // bounds, write addresses
+  bytes += (std::int64_t{batch} + 1) * 4;                          // where each request's rows begin
+  if (P::tiers::caches && g.largest_set() > 1) bytes += std::int64_t{batch} * 4;  // rows planned for each request
   bytes += std::int64_t{batch} * device_counts * 8;
   bytes += batch * (std::max<std::int64_t>(slots, set_ways) - slots) * 4;  // a look reads a whole set
   return bytes;
