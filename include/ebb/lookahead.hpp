@@ -65,20 +65,14 @@ struct prefetch_body {
   int source_count;
   std::uint64_t* counters;
 
-  struct shared {
-    std::uint32_t missing;
-  };
-
   EBB_BODY
   template <team T>
-  EBB_FN void operator()(T const& t, int item, shared& s) const {
+  EBB_FN void operator()(T const& t, int item) const {
     bool const real = item < static_cast<int>(step.header[header_words::requests]);
     bool const wanted = real && step.header[header_words::direct] == 0;
-    if (t.rank() == 0) s.missing = 0;
-    if (!wanted) {
-      if (t.rank() == 0) plan.counts[item] = 0;
-      return;
-    }
+    std::uint32_t* const found = plan.counts + item;
+    if (t.rank() == 0) *found = 0;
+    if (!wanted) return;
     row_record const row = step.rows[item];
     query_rows const own = shape.of(item);
     row_table const table{.words = hot.words + std::int64_t{row.slot} * hot.stride(),
@@ -94,7 +88,7 @@ struct prefetch_body {
       bound = of_query > bound ? of_query : bound;
     }
     bound >>= ratio_shift;
-    t.block_sync();
+    t.sync();
 
     int const first = pool.per_query ? own.first : item;
     int const all = (pool.per_query ? own.count : 1) * pool.size;
@@ -108,12 +102,13 @@ struct prefetch_body {
       if (where.frame != frame_id::none || cache::find(t, table, position) >= 0) continue;
       std::int64_t const backing = P::tiers::fetch(where, position & ((1 << page_shift) - 1), 1 << page_shift);
       if (backing < 0) continue;
-      int const at = static_cast<int>(t.add(&s.missing, 1u));
+      int const at = static_cast<int>(t.add(found, 1u));
       dropped += at >= plan.stride;
       if (at < plan.stride) list[at] = {backing, position, 0};
     }
-    t.block_sync();
-    int const missing = static_cast<int>(s.missing) < plan.stride ? static_cast<int>(s.missing) : plan.stride;
+    t.sync();
+    int const all_missing = static_cast<int>(t.load(found));
+    int const missing = all_missing < plan.stride ? all_missing : plan.stride;
     std::uint32_t copied = 0;
     EBB_ROLL
     for (int k = 0; k < missing; k += T::width / T::bundle) {
@@ -129,7 +124,8 @@ struct prefetch_body {
       list[i].entry = -1;
       ++copied;
     }
-    if (t.rank() == 0) plan.counts[item] = static_cast<std::uint32_t>(missing);
+    t.sync();
+    if (t.rank() == 0) *found = static_cast<std::uint32_t>(missing);
     if constexpr (P::count) {
       std::uint64_t* const mine = counters + item * device_counts;
       t.add_all(mine + static_cast<int>(count::prefetched_rows), copied * static_cast<std::uint32_t>(source_count));

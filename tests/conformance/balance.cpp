@@ -218,7 +218,7 @@ TEST_CASE_TEMPLATE("O17: after each of 10,000 random calls every page is in exac
 
 #if !defined(__CUDACC__)
 TEST_CASE_TEMPLATE("O17: the states add up in whatever order the streams advance", S, EBB_SPACES) {
-  int const calls = lanes_are_threads<S> ? 500 : 3'000;
+  int const calls = lanes_are_threads<S> ? 800 : 3'000;
   for (std::uint64_t seed = 20; seed < 24; ++seed)
     check_balance_over<small_rows>(make_deferred_space<S>(seed), seed, calls);
 }
