@@ -827,8 +827,9 @@ class trial {
     std::size_t const bytes = values.size() * sizeof(std::int32_t);
     auto memory = space_.shared_memory(std::max<std::size_t>(1, bytes));
     std::memset(memory.get(), 0x66, bytes);
-    to_write_.push_back(
-        [memory, values = std::move(values), bytes] { std::memcpy(memory.get(), values.data(), bytes); });
+    to_write_.push_back([memory, values = std::move(values)] {
+      std::copy(values.begin(), values.end(), reinterpret_cast<std::int32_t*>(memory.get()));
+    });
     return memory;
   }
   void write_arrays() {
