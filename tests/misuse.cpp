@@ -1,4 +1,5 @@
 // What is refused and what stays usable then: wrong arguments, calls out of order, launches that fail, memory that is too small.
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -614,6 +615,76 @@ TEST_CASE("wrong ragged batches, selections and pools are refused by name, and n
   CHECK(refusal([&] { e.kv.end_step(e.main, s, on_device{nullptr}); }).find("end_step: accepted is null") == 0);
   int const none[] = {0, 0};
   e.kv.end_step(e.main, s, none);
+}
+
+TEST_CASE("a captured part that leaves copies behind is refused until join forgets it, and the step goes on") {
+  using pooled_engine = engine<pooled, stub>;
+  for (bool pool : {false, true}) {
+    CAPTURE(pool);
+    pooled_engine e{stub{}, given};
+    session a = e.start(320, 300);
+    random_rows select{7};
+    e.run_step({&a}, 2, 1, select);
+    step const s = e.begin({&a}, 2);
+    auto b = e.make_buffers(1, 2);
+    e.fill(b, select);
+    auto* const positions = e.take<std::int32_t>(24);
+    for (int i = 0; i < 24; ++i) positions[i] = 7 * i;
+    e.write(s, b);
+    e.space.begin_capture(e.main);
+    if (pool) {
+      e.kv.prefetch(e.main, s, group_id{1}, {positions, 24});
+    } else {
+      e.resolve(s, b, 0);
+    }
+    CHECK_THROWS_AS((void)e.space.end_capture(e.main), std::logic_error);
+    auto const refused = [&](char const* call, auto f) {
+      CHECK(refusal(f) ==
+            std::string{call} +
+                ": captured part is left copies behind that nothing waits for; legal: one that ends with join");
+    };
+    refused("resolve", [&] { e.resolve(s, b, 1); });
+    refused("prefetch", [&] { e.kv.prefetch(e.main, s, group_id{1}, {positions, 24}); });
+    refused("end_step", [&] { e.end(s, {1}); });
+    if (!pool) refused("replay", [&] { e.replay(s, b, 0, 1); });
+    e.kv.join(e.main, s);
+    e.kv.prefetch(e.main, s, group_id{1}, {positions, 24});
+    e.resolve(s, b, 1);
+    for (int k = 0; k < 3; ++k) {
+      if (k > 0) e.replay(s, b, 1, k);
+      e.check(b, 1, k);
+    }
+    e.end(s, {1});
+    for (int i = 0; i < 3; ++i) e.run_step({&a}, 2, 1, select);
+    e.settle();
+  }
+}
+
+TEST_CASE("a ragged step without requests writes its padding, whatever its kind") {
+  engine<pooled, stub> e{stub{}, given};
+  session a = e.start(160, 100);
+  random_rows select{8};
+  std::int32_t const offsets[] = {0, 0, 0};
+  for (int padded : {0, 2}) {
+    for (bool own : {false, true}) {
+      CAPTURE(padded);
+      CAPTURE(own);
+      step const s =
+          e.kv.begin_step(e.main, {.queries = 2, .padded = padded, .offsets = own ? offsets : nullptr, .rows = 5});
+      CHECK(s.padded == std::max(padded, 1));
+      CHECK(s.shape.rows == 5);
+      CHECK(s.shape.offsets != nullptr);
+      e.kv.addresses(e.main, s);
+      std::vector<std::int32_t> const selection(5 * 8, 3);
+      std::vector<std::int32_t> out(5 * 8 + 1, 12'345);
+      e.kv.resolve(e.main, s, group_id{0}, selection.data(), {out.data()});
+      e.kv.end_step(e.main, s, {});
+      CHECK(std::count(out.begin(), out.end(), -1) == 5 * 8);
+      CHECK(out.back() == 12'345);
+    }
+  }
+  e.run_step({&a}, 2, 1, select);
+  e.settle();
 }
 
 TEST_CASE("a launch that fails while something looks ahead leaves no row without bytes") {

@@ -705,19 +705,19 @@ class trial {
     }
     int const queries = g.below(2) == 0 ? P::max_queries : 1 + g.below(P::max_queries);
     int const n = static_cast<int>(batch_.size());
-    int padded = g.below(2) == 0 ? 0 : n + g.below(model_.shape.max_batch - n + 1);
+    int const padded = g.below(2) == 0 ? 0 : n + g.below(model_.shape.max_batch - n + 1);
     enum { uniform, counted, offsets } const kind = static_cast<decltype(uniform)>(std::max(0, g.below(5) - 2));
-    if (kind == offsets && padded == 0) padded = std::max(1, n);
-    padded_ = padded == 0 ? n : padded;
+    padded_ = padded != 0 ? padded : kind == uniform ? n : std::max(n, 1);  // somebody writes the padding
     std::shared_ptr<std::byte> own_offsets;
     upper_.assign(batch_.size(), queries);
     arrays_ = uniform_rows(n, padded_, queries);
     batch b{batch_, queries, padded == n ? 0 : padded};
-    if (kind == counted && n > 0) {
+    if (kind == counted) {
       for (int& q : upper_) q = 1 + g.below(P::max_queries);
       arrays_ = random_rows(g, upper_, n);
       b.counts = upper_;
-      b.rows = arrays_.rows == arrays_.of.back().first + arrays_.of.back().count && g.below(2) == 0 ? 0 : arrays_.rows;
+      bool const exact = n > 0 && arrays_.rows == arrays_.of.back().first + arrays_.of.back().count;
+      b.rows = exact && g.below(2) == 0 ? 0 : arrays_.rows;
     } else if (kind == offsets) {
       std::vector<int> counts(static_cast<std::size_t>(padded_));
       for (int& q : counts) q = g.below(queries + 1);
@@ -726,7 +726,7 @@ class trial {
       b.offsets = reinterpret_cast<std::int32_t const*>(own_offsets.get());
       b.rows = arrays_.rows;
     }
-    bool const is_ragged = !b.counts.empty() || b.offsets != nullptr;
+    bool const is_ragged = kind != uniform;
     std::optional<ticket> progress;
     if (int const k = g.below(4); k == 0) {
       progress = kv_->progress();
@@ -775,7 +775,7 @@ class trial {
     open_ = begun;
     steps_ = next;
     if (waits()) fail("begin_step: took a request that another call waits for");
-    int const most_queries = kind == counted && n > 0 ? P::max_queries : queries;
+    int const most_queries = kind == counted ? P::max_queries : queries;
     if (open_.number != next || open_.requests != n || open_.queries != most_queries || open_.padded != padded_ ||
         open_.shape.rows != arrays_.rows)
       fail("begin_step: the step does not say what the batch said");
@@ -1302,13 +1302,14 @@ class trial {
               must_refuse("a step with a request that cannot", [&] { kv_->begin_step(main_, {just, 1, 0}); });
             must_refuse("a step of too many queries",
                         [&] { kv_->begin_step(main_, {just, 1, 0, std::span{&too_many, 1}}); });
+            must_refuse("rows without counts or offsets",
+                        [&] { kv_->begin_step(main_, {just, 1, 1, {}, nullptr, 1}); });
             must_refuse("a step of two shapes",
                         [&] { kv_->begin_step(main_, {just, 1, 0, std::span{&one, 1}, offsets, 1}); });
           }
           must_refuse("a step of more counts than requests",
                       [&] { kv_->begin_step(main_, {{}, 1, 0, std::span{&one, 1}}); });
           must_refuse("offsets without rows", [&] { kv_->begin_step(main_, {{}, 1, 1, {}, offsets}); });
-          must_refuse("rows without offsets", [&] { kv_->begin_step(main_, {{}, 1, 1, {}, nullptr, 1}); });
           must_refuse("progress that nobody has made", [&] { kv_->begin_step(main_, {}, ticket{~0ull}); });
         }
         break;

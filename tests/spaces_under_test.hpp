@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <type_traits>
 #include <utility>
 
 #if defined(__CUDACC__)
@@ -47,6 +48,23 @@ S make_deferred_space(std::uint64_t seed) {
   return S{host::deferred{seed}};
 }
 #endif
+
+/// How often a test repeats something: real threads take their time, a GPU has its own.
+template <class S>
+constexpr int times([[maybe_unused]] int serial, [[maybe_unused]] int threads, [[maybe_unused]] int device) {
+#if defined(__CUDACC__)
+  return device;
+#else
+  return std::is_base_of_v<serial_space, S> ? serial : threads;
+#endif
+}
+template <class S>
+constexpr int times(int serial, int threads) {
+  return times<S>(serial, threads, serial);
+}
+/// In real threads a part of the variants is enough: they take the same paths between bodies.
+template <class S>
+inline constexpr bool all_variants = times<S>(1, 0, 1) == 1;
 
 /// Waits until everything enqueued on `stream` is done.
 template <class S>

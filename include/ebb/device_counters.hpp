@@ -19,7 +19,8 @@ enum class count : int {
   invalid,           ///< −1 entries
   rejected,          ///< positions out of range or at and after the causal bound
   prefetched_rows,   ///< of announced candidates, copied ahead, per KV source
-  prefetch_dropped,  ///< announced candidates left to demand: no way free, or more than one prefetch may copy
+  prefetch_dropped,  ///< announced candidates left to demand: no way free, or more than one prefetch may copy; one that
+                     ///< several queries announce counts for each
   lost,              ///< valid positions that could be found nowhere; always 0
   number
 };

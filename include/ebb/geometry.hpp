@@ -91,6 +91,15 @@ struct geometry {
     return most;
   }
 
+  /// The local group of a drafter that reads full history, −1 where there is none here; and whether a source is its own.
+  EBB_FN constexpr int drafter() const {
+    if constexpr (P::drafter_group >= 0) return local_group_[P::drafter_group];
+    return -1;
+  }
+  EBB_FN constexpr bool is_drafters(int source) const {
+    return drafter() >= 0 && set_of_group_[drafter()] == set_of_source_[source];
+  }
+
   /// Compression ratio, rows per page and page layout of a local source; the ratio of a set is that of its sources.
   EBB_FN constexpr int ratio(int source) const { return ratio_[source]; }
   EBB_FN constexpr int ratio_of_set(int set) const { return ratio_[source_of_set(set, 0)]; }

@@ -96,7 +96,7 @@ class imports {
     under_way const& in = under_way_[static_cast<std::size_t>(r.id.slot)];
     for (int s = 0; s < geometry_.sources(); ++s) {
       bool const none = tokens / geometry_.ratio(s) == r.tokens / geometry_.ratio(s);
-      require(none || is_drafters(s) || in.sources[static_cast<std::size_t>(s)], "publish: source",
+      require(none || geometry_.is_drafters(s) || in.sources[static_cast<std::size_t>(s)], "publish: source",
               index(geometry_.id_of_source(s)), "one whose rows were imported");
     }
     if (!in.failed.empty()) {
@@ -109,7 +109,7 @@ class imports {
     // The drafter's rows are there where they came along, unless it was behind; a windowed one's never come.
     bool whole = P::draft.layers == 0;
     for (int s = 0; s < geometry_.sources(); ++s)
-      whole &= !is_drafters(s) || of(r).sources[static_cast<std::size_t>(s)] != 0;
+      whole &= !geometry_.is_drafters(s) || of(r).sources[static_cast<std::size_t>(s)] != 0;
     r.draft_from = !whole ? tokens : r.drafted < r.tokens ? r.tokens : r.draft_from;
     allocator_.set_tokens(r, tokens);
     book().wait_main(of(r).last);
@@ -135,14 +135,6 @@ class imports {
     std::vector<char> sources;  ///< whose rows were asked for
     std::vector<failure> failed;
   };
-  bool is_drafters(int s) const {
-    for (int g = 0; g < geometry_.groups(); ++g) {
-      if (geometry_of<P>::is_drafter(index(geometry_.id_of_group(g))) &&
-          geometry_.set_of_group(g) == geometry_.set_of_source(s))
-        return true;
-    }
-    return false;
-  }
   under_way& of(request_record const& r) { return under_way_[static_cast<std::size_t>(r.id.slot)]; }
   ledger& book() { return allocator_.book(); }
   static int first(request_record const& r) { return static_cast<int>(r.tokens / P::page_tokens); }

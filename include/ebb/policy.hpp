@@ -174,7 +174,6 @@ struct geometry_of {
   }
   /// Tokens that a drafter with full history writes beyond the queries of a step.
   static constexpr int drafts_ahead = P::drafter_group >= 0 ? P::max_queries : 0;
-  static constexpr bool is_drafter(int group) { return P::drafter_group >= 0 && group == P::drafter_group; }
   /// Sources of one group have the same ratio.
   static constexpr bool equal_ratio_in_group() {
     if (!legal_numbers()) return true;

@@ -19,7 +19,8 @@ namespace ebb {
 /// request has `queries` queries. Or they differ: `counts` says how many each has, or the device array `offsets`
 /// ([padded + 1], rising from 0, the engine's until end_step's ticket) where each one's begin, at most `queries` of one
 /// request; the arrays of a step then have `rows` rows in all (0: as many as `counts` names), of which those behind the
-/// last request's are padding. A captured step is launched for batches of its own kind, `padded` and `rows` alone.
+/// last request's are padding. A captured step is launched for batches of its own kind, `padded` and `rows` alone; a batch
+/// without requests that names `rows` is of the kind of `counts`.
 struct batch {
   std::span<request_id const> requests = {};
   int queries = 1;
@@ -231,7 +232,7 @@ class residency {
       sides_.begin();
       begun_on_ = on;
       if (!unfinished_.empty()) space_.wait(on, unfinished_.back());  // of another stream, perhaps
-      tables_.upload(on, open_, batch_, queries_, !b.counts.empty(), copies_);
+      tables_.upload(on, open_, batch_, queries_, is_ragged(b) && b.offsets == nullptr, copies_);
       allocator_.open_step();
       return open_;
     });
@@ -269,18 +270,18 @@ class residency {
     check_open(s, "resolve");
     int const g = geometry_.group(group);
     char& resolved = resolved_[static_cast<std::size_t>(g)];
-    int const passes = geo::is_drafter(index(group)) ? P::drafter_passes : 1;
+    int const passes = g == geometry_.drafter() ? P::drafter_passes : 1;
     require(selection.pass >= 0 && selection.pass < passes, "resolve: pass", selection.pass, "0 to ", passes - 1);
     require(selection.pass >= resolved, "resolve: group", index(group),
             "a group that was not resolved in this step yet");
     check_selected(s, selection, "resolve: selection", true);
     check_out(out, "resolve: out");
     auto const range = named_range(space_, "ebb resolve");
-    shape_ = tables_.shape_of(s, selection);
+    check_joined(on, "resolve");
     enqueued([&] {
       sides_.before_resolve(on, geometry_.set_of_group(g));
       space_.run(on, s.padded, tables_.resolve(g, s, selection, out));
-      sides_.resolved(on, g, out, s.padded);
+      sides_.resolved(on, g, out, s.padded, tables_.shape_of(s, selection).rows);
     });
     resolved = static_cast<char>(selection.pass + 1);
   }
@@ -300,7 +301,8 @@ class residency {
     int k = 0;
     while (geometry_.source_of_set(geometry_.set_of_group(g), k) != to) ++k;
     require(k >= sides_.next(), "replay: source", index(source), "one at or behind the source that was given last");
-    enqueued([&] { sides_.replay(on, k, out, shape_.rows); });
+    check_joined(on, "replay");
+    enqueued([&] { sides_.replay(on, k, out); });
   }
   /// Copies announced candidates into the hot rows of the group's table, beside the stream, for every source of its set.
   /// Comes before the group's own resolve and behind the resolves of earlier groups of its table. The table's next resolve
@@ -316,6 +318,7 @@ class residency {
     require(pool.positions != nullptr, "prefetch: candidates", "null", "a device array");
     require(pool.size >= 1 && pool.size <= P::candidate_pool, "prefetch: size", pool.size, "1 to candidate_pool, ",
             P::candidate_pool);
+    check_joined(on, "prefetch");
     auto const range = named_range(space_, "ebb prefetch");
     enqueued([&] { sides_.prefetch(on, s, g, pool); });
   }
@@ -323,7 +326,8 @@ class residency {
   /// not captured.
   bool prefetched(group_id group) const { return sides_.prefetched(geometry_.set_of_group(geometry_.group(group))); }
   /// What is enqueued on `on` from here on comes after all copies beside it. Belongs at the end of a captured part that
-  /// prefetches, or resolves a set of several sources: a capture may not leave work that nothing waits for.
+  /// prefetches, or resolves a set of several sources: a capture may not leave work that nothing waits for. Where one ended
+  /// without it, its graph must not be launched; `join` on a stream that is not captured lets the step go on.
   void join(stream on, step const& s) {
     check_open(s, "join");
     enqueued([&] { sides_.join(on); });
@@ -627,8 +631,11 @@ class residency {
     check_open(s, "end_step");
     require(!space_.capturing(on), "end_step: stream", "being captured",
             "one that is not: what happens between steps cannot be replayed");
-    require(!sides_.loose(), "end_step: captured part", "left copies behind that nothing waits for",
-            "one that ends with join");
+    check_joined(on, "end_step");
+  }
+  void check_joined(stream on, char const* call) const {
+    require(!sides_.loose() || space_.capturing(on), (std::string{call} + ": captured part").c_str(),
+            "left copies behind that nothing waits for", "one that ends with join");
   }
   void check_selected(step const& s, selected const& what, char const* name, bool bounded) const {
     require(what.positions != nullptr, name, "null", "a device array");
@@ -644,14 +651,17 @@ class residency {
     require(!bounded || !own || what.bounds != nullptr, "resolve: bounds", "null",
             "a device array where the rows are not the step's");
   }
+  static bool is_ragged(batch const& b) {
+    return !b.counts.empty() || b.offsets != nullptr || (b.requests.empty() && b.rows > 0);
+  }
   /// Its step, once checked.
   step opened(batch const& b) const {
     int const n = static_cast<int>(b.requests.size());
-    int const padded = b.padded == 0 ? n : b.padded;
-    if (b.counts.empty() && b.offsets == nullptr)
-      return {steps_, n, padded, b.queries, {b.queries, padded * b.queries, nullptr}};
+    int const least = b.rows > 0 ? std::max(n, 1) : n;  // somebody writes the padding
+    int const padded = b.padded == 0 ? least : b.padded;
+    if (!is_ragged(b)) return {steps_, n, padded, b.queries, {b.queries, padded * b.queries, nullptr}};
     int const named = std::accumulate(b.counts.begin(), b.counts.end(), 0);
-    int const most = b.counts.empty() ? b.queries : P::max_queries;
+    int const most = b.offsets != nullptr ? b.queries : P::max_queries;
     return {steps_,
             n,
             padded,
@@ -666,7 +676,7 @@ class residency {
     require(b.queries >= 1 && b.queries <= P::max_queries, "begin_step: queries", b.queries, "1 to ", P::max_queries);
     require(b.padded == 0 || (b.padded >= n && b.padded <= sizing_.s.max_batch), "begin_step: padded", b.padded, n,
             " to ", sizing_.s.max_batch);
-    bool const ragged = !b.counts.empty() || b.offsets != nullptr;
+    bool const ragged = is_ragged(b);
     int const most_rows = sizing_.s.max_batch * P::max_queries;
     require(b.counts.empty() || b.offsets == nullptr, "begin_step: counts", "given beside offsets", "one of the two");
     require(b.counts.empty() || static_cast<int>(b.counts.size()) == n, "begin_step: counts",
@@ -842,7 +852,6 @@ class residency {
   std::vector<request_id> batch_;
   std::vector<int> queries_;         ///< of each request of the batch
   std::vector<char> resolved_;       ///< whether each group was, in the open step
-  row_shape shape_;                  ///< of the last resolve
   std::vector<waiting_call> later_;  ///< in the order of the calls
   std::deque<typename S::event> unfinished_;
   std::uint64_t steps_ = 0;

@@ -15,7 +15,8 @@ namespace ebb {
 /// staging alternate, so by then everything that reads source k − 1 must be enqueued. Part of `residency`, which checks
 /// arguments. Host only, one control thread.
 ///
-/// Capture: side streams join a capture with the first copy; whatever was not waited for is joined by `join`.
+/// Capture: side streams join a capture with the first copy; whatever was not waited for is joined by `join`. Copies of a
+/// capture that ended without it cannot be waited for: `join` outside of captures forgets them.
 template <policy P, space S>
 class side_copies {
  public:
@@ -33,18 +34,15 @@ class side_copies {
         announced_(static_cast<std::size_t>(geometry.sets())) {}
 
   /// A step begins: nothing of an earlier one is given any more.
-  void begin() {
-    last_ = {};
-    captured_ = false;
-  }
+  void begin() { last_ = {}; }
   /// The group that this step resolved last, −1: none.
   int group() const { return last_.group; }
   /// Sources of its set that `replay` may be called for: this one of the set, and later ones.
   int next() const { return last_.given; }
   /// True where a captured part left copies that nothing in it waits for.
   bool loose() const {
-    bool const behind = last_.group >= 0 && last_.given + 1 < last_.sources;
-    return captured_ && (behind || std::any_of(announced_.begin(), announced_.end(), [](auto& a) { return a.open; }));
+    return (last_.captured && behind()) ||
+           std::any_of(announced_.begin(), announced_.end(), [](auto& a) { return a.open && a.captured; });
   }
 
   /// Before a resolve of a set: the plan before is carried out, and candidates are there.
@@ -53,36 +51,34 @@ class side_copies {
     finish_prefetch();
     wait_announced(on, set);
   }
-  void resolved(stream on, int group, metadata_ref out, int padded) {
+  /// A resolve of `padded` requests was enqueued, whose metadata has `rows` rows.
+  void resolved(stream on, int group, metadata_ref out, int padded, int rows) {
     int const sources = P::tiers::caches ? geometry_.sources_of_set(geometry_.set_of_group(group)) : 1;
-    last_ = {group, out, 0, 0, 1, sources, padded, {}};
-    if (sources == 1) return;
-    captured_ |= space_.capturing(on);
-    ahead([&] { copy(on); });
+    last_ = {group, out, 0, 0, 1, sources, padded, rows, space_.capturing(on), {}};
+    if (sources > 1) ahead(on, [&] { copy(on); });
   }
   /// Metadata of source `k` of the set, from that of the source given before.
-  void replay(stream on, int k, metadata_ref out, int rows) {
+  void replay(stream on, int k, metadata_ref out) {
     while (last_.copied <= k && last_.copied < last_.sources) copy(on);
     if (k > 0 && last_.sources > 1) space_.wait(on, last_.done);
     int const set = geometry_.set_of_group(last_.group);
     source_view const& from = rows_.view(geometry_.source_of_set(set, last_.holds));
     source_view const& to = rows_.view(geometry_.source_of_set(set, k));
-    space_.run(on, rows, replay_body<P>{from, to, last_.out, out});
+    space_.run(on, last_.rows, replay_body<P>{from, to, last_.out, out});
     if (P::metadata::entries(out) == P::metadata::entries(last_.out)) last_.holds = k;
     last_.given = k;
-    if (k + 1 == last_.copied && last_.copied < last_.sources) ahead([&] { copy(on); });
+    if (k + 1 == last_.copied && last_.copied < last_.sources) ahead(on, [&] { copy(on); });
   }
   /// Copies candidates of a group's table.
   void prefetch(stream on, step const& s, int group, candidates const& pool) {
     finish_prefetch();
-    captured_ |= space_.capturing(on);
     space_.wait(prefetches_, space_.record(on));
     auto const body = tables_.prefetch(group, s, pool);
     space_.run(prefetches_, s.padded, body);
     int const set = geometry_.set_of_group(group);
     filling_ = {set, body.plan, s.padded, 0, geometry_.sources_of_set(set)};
-    announced_[static_cast<std::size_t>(set)].open = true;
-    ahead([&] { finish_prefetch(); });
+    announced_[static_cast<std::size_t>(set)] = {true, space_.capturing(on), {}};
+    ahead(on, [&] { finish_prefetch(); });
   }
   /// Whether the candidates last announced to a set's table are there. Requires: not announced in a capture.
   bool prefetched(int set) const {
@@ -91,11 +87,11 @@ class side_copies {
   }
   /// Everything is there for what is enqueued on `on` from now on.
   void join(stream on) {
+    if (loose() && !space_.capturing(on)) forget_captured();
     finish_plan(on);
     finish_prefetch();
     for (int set = 0; set < geometry_.sets(); ++set) wait_announced(on, set);
     last_.group = -1;
-    if (space_.capturing(on)) captured_ = false;
   }
   /// Waits for whatever is enqueued.
   void drain() const {
@@ -114,6 +110,8 @@ class side_copies {
     int copied = 1;   ///< sources of the set whose copies are enqueued
     int sources = 1;  ///< of the set, whose rows may be fetched
     int padded = 0;
+    int rows = 0;  ///< of its metadata
+    bool captured = false;
     event done{};  ///< of the newest copy
   };
   /// The last prefetch: its plan is made, and `copied` sources of its set have, or get, the rows.
@@ -126,8 +124,19 @@ class side_copies {
   };
   struct announcement {
     bool open = false;
+    bool captured = false;
     event end{};
   };
+  /// Sources of the last plan's set were not given, so nothing waited for all copies.
+  bool behind() const { return last_.group >= 0 && last_.given + 1 < last_.sources; }
+  void forget_captured() {
+    if (last_.captured) last_ = {};
+    for (announcement& a : announced_) {
+      if (!a.captured || !a.open) continue;
+      a = {};
+      filling_.copied = filling_.sources;
+    }
+  }
   /// Enqueues the copy of the next source, behind everything on `on`.
   void copy(stream on) {
     int const set = geometry_.set_of_group(last_.group);
@@ -155,15 +164,15 @@ class side_copies {
   }
   /// A launch that was refused for something that only looks ahead is made again where the copy is needed.
   template <class F>
-  void ahead(F f) {
+  void ahead(stream on, F f) {
     try {
       f();
     } catch (...) {
-      if (space_.broken()) throw;
+      if (space_.broken() || space_.capturing(on)) throw;
     }
   }
   void finish_plan(stream on) {
-    if (last_.group < 0 || last_.sources == 1) return;
+    if (!behind()) return;
     while (last_.copied < last_.sources) copy(on);
     space_.wait(on, last_.done);
   }
@@ -179,7 +188,6 @@ class side_copies {
   stream replays_, prefetches_;
   plan_state last_;
   filling_state filling_;
-  bool captured_ = false;                ///< copies were captured in this step
   std::vector<announcement> announced_;  ///< of each set
 };
 

@@ -69,6 +69,17 @@ struct step_ref {
   resident_map_ref<P> map;
   int hot;
 
+  /// A request of the batch with its query rows. A padded one has no room, and rows only where all requests have.
+  struct batch_item {
+    bool real;
+    row_record row;
+    query_rows own;
+  };
+  EBB_FN batch_item at(int item, row_shape const& shape) const {
+    bool const real = item < static_cast<int>(header[header_words::requests]);
+    return {real, real ? rows[item] : row_record{0, 0, 0},
+            real || shape.offsets == nullptr ? shape.of(item) : query_rows{}};
+  }
   EBB_FN std::int32_t write_address(int slot, std::int64_t token, int ratio) const {
     map_entry const entry = map.at(slot, token / P::page_tokens);
     int const rows = P::page_tokens / ratio;
@@ -177,9 +188,7 @@ struct addresses_body {
   EBB_BODY
   template <team T>
   EBB_FN void operator()(T const& t, int item) const {
-    bool const real = item < static_cast<int>(step.header[header_words::requests]);
-    row_record const row = real ? step.rows[item] : row_record{0, 0, 0};
-    query_rows const own = real || shape.offsets == nullptr ? shape.of(item) : query_rows{};
+    auto const [real, row, own] = step.at(item, shape);
     for (int j = t.rank(); j < own.count; j += T::width) {
       int const out = own.first + j;
       std::int64_t const token = real ? std::int64_t{step.committed[row.slot]} + j : 0;
@@ -213,9 +222,7 @@ struct places_body {
   EBB_BODY
   template <team T>
   EBB_FN void operator()(T const& t, int item) const {
-    bool const real = item < static_cast<int>(step.header[header_words::requests]);
-    row_record const row = real ? step.rows[item] : row_record{0, 0, 0};
-    query_rows const own = real || shape.offsets == nullptr ? shape.of(item) : query_rows{};
+    auto const [real, row, own] = step.at(item, shape);
     std::int32_t const committed = !real ? 0 : drafter ? step.drafted[row.slot] : step.committed[row.slot];
     for (int j = t.rank(); j < own.count; j += T::width) {
       std::int32_t const token = tokens[own.first + j];

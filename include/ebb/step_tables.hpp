@@ -144,26 +144,17 @@ class step_tables {
   addresses_body<P> addresses(row_shape const& shape) const {
     addresses_body<P> body{state_, shape, writes_stride(), {}, 1};
     for (int r : P::ratios) body.ratios[geo::ratio_class(r)] = r;
-    if (int const g = drafter(); g >= 0) body.drafter_ratio = geometry_.ratio_of_set(geometry_.set_of_group(g));
+    if (int const g = geometry_.drafter(); g >= 0)
+      body.drafter_ratio = geometry_.ratio_of_set(geometry_.set_of_group(g));
     return body;
   }
   /// Where rows of given tokens of a local source are written.
   places_body<P> places(step const& s, int source, selected const& tokens, std::int32_t* out) const {
-    return {state_, shape_of(s, tokens), tokens.positions, geometry_.ratio(source), is_drafters(source), out};
-  }
-  /// The local index of the drafter's group, −1 where there is none.
-  int drafter() const {
-    for (int g = 0; g < geometry_.groups(); ++g)
-      if (geo::is_drafter(index(geometry_.id_of_group(g)))) return g;
-    return -1;
-  }
-  bool is_drafters(int source) const {
-    int const g = drafter();
-    return g >= 0 && geometry_.set_of_group(g) == geometry_.set_of_source(source);
+    return {state_, shape_of(s, tokens), tokens.positions, geometry_.ratio(source), geometry_.is_drafters(source), out};
   }
   /// Default write addresses of a local source.
   std::int32_t const* writes(int source) const {
-    int const array = is_drafters(source) ? ratio_count<P> : geo::ratio_class(geometry_.ratio(source));
+    int const array = geometry_.is_drafters(source) ? ratio_count<P> : geo::ratio_class(geometry_.ratio(source));
     return state_.writes + std::int64_t{array} * writes_stride();
   }
   draft_batch draft(step const& s) const {
@@ -189,7 +180,7 @@ class step_tables {
                          .plan = geometry_.sources_of_set(set) > 1 ? plan_ : row_plan{},
                          .counters = reinterpret_cast<std::uint64_t*>(counters_.get()),
                          .zero_address = sizes_.frames * (P::page_tokens / geometry_.ratio_of_set(set)),
-                         .drafter = g == drafter()};
+                         .drafter = g == geometry_.drafter()};
     if (!tables_.empty()) body.hot = tables_[static_cast<std::size_t>(set)];
     body.hot.ordinal = resolve_ordinal(g) + what.pass * stamps_per_resolve<P>;
     body.staging.ordinal = what.pass == 0 ? g : geometry_.groups() + what.pass - 1;
@@ -289,19 +280,20 @@ class step_tables {
     std::size_t const requests = static_cast<std::size_t>(sizes_.requests);
     std::size_t const rows = static_cast<std::size_t>(writes_stride());
     header_.assign(static_cast<std::size_t>(header_words::set_stamps + geometry_.sets()), 0);
-    state_ = {device<std::uint32_t>(header_.size()),
-              device<row_record>(static_cast<std::size_t>(sizes_.max_batch)),
-              device<std::int32_t>(requests),
-              drafter() >= 0 ? device<std::int32_t>(requests) : nullptr,
-              drafter() >= 0 || P::draft.layers > 0 ? device<std::int32_t>(requests) : nullptr,
-              P::draft.layers > 0 ? device<std::int32_t>(requests) : nullptr,
-              device<std::int32_t>(static_cast<std::size_t>(sizes_.max_batch) + 1),
-              device<std::int32_t>(requests * static_cast<std::size_t>(hot_)),
-              device<std::int32_t>(rows),
-              device<std::int32_t>(rows * static_cast<std::size_t>(ratio_count<P> + (drafter() >= 0 ? 1 : 0))),
-              P::keep::wants_uses ? device<std::uint32_t>(requests * static_cast<std::size_t>(map_pages())) : nullptr,
-              map_.ref(),
-              hot_};
+    state_ = {
+        device<std::uint32_t>(header_.size()),
+        device<row_record>(static_cast<std::size_t>(sizes_.max_batch)),
+        device<std::int32_t>(requests),
+        geometry_.drafter() >= 0 ? device<std::int32_t>(requests) : nullptr,
+        geometry_.drafter() >= 0 || P::draft.layers > 0 ? device<std::int32_t>(requests) : nullptr,
+        P::draft.layers > 0 ? device<std::int32_t>(requests) : nullptr,
+        device<std::int32_t>(static_cast<std::size_t>(sizes_.max_batch) + 1),
+        device<std::int32_t>(requests * static_cast<std::size_t>(hot_)),
+        device<std::int32_t>(rows),
+        device<std::int32_t>(rows * static_cast<std::size_t>(ratio_count<P> + (geometry_.drafter() >= 0 ? 1 : 0))),
+        P::keep::wants_uses ? device<std::uint32_t>(requests * static_cast<std::size_t>(map_pages())) : nullptr,
+        map_.ref(),
+        hot_};
     if constexpr (resolve_body<P>::list_rows > 0)
       lists_ = device<wanted_row>(static_cast<std::size_t>(sizes_.max_batch) * resolve_body<P>::list_rows);
     if (P::draft.layers > 0) ring_writes_ = device<std::int32_t>(rows);
@@ -331,7 +323,7 @@ class step_tables {
                   {sizing.bits, 0},
                   header_words::staging_stamp,
                   0,
-                  geometry_.groups() + (drafter() >= 0 ? P::drafter_passes - 1 : 0)};
+                  geometry_.groups() + (geometry_.drafter() >= 0 ? P::drafter_passes - 1 : 0)};
       clear_tables_ = space_.shared_memory(tables_.size() * sizeof(clear_body::table));
       for (std::size_t i = 0; i < tables_.size(); ++i)
         reinterpret_cast<clear_body::table*>(clear_tables_.get())[i] = {tables_[i].words, tables_[i].ways,
@@ -345,7 +337,7 @@ class step_tables {
   }
   /// Resolves of a set's table beside one of each group.
   int extra_passes(int set) const {
-    return drafter() >= 0 && geometry_.set_of_group(drafter()) == set ? P::drafter_passes - 1 : 0;
+    return geometry_.drafter() >= 0 && geometry_.set_of_group(geometry_.drafter()) == set ? P::drafter_passes - 1 : 0;
   }
   /// Stamp of a group's resolve among those of its table in a step, fixed at capture; that of its prefetch is one less.
   int resolve_ordinal(int g) const {

@@ -36,15 +36,6 @@ struct kilobyte_rows : lending {
   static constexpr row_segments row{1024};
 };
 
-template <class S>
-constexpr int times(int serial, int threads) {
-#if defined(__CUDACC__)
-  return serial;
-#else
-  return std::is_base_of_v<serial_space, S> ? serial : threads;
-#endif
-}
-
 std::int64_t nothing(session const&, int, int, int, std::int64_t) { return -1; }
 
 // 16 rows a page instead of 10, so 62 host pages for 1,000 rows; "hot buffers for 8 requests" are 8 request slots here: hot rows belong to a

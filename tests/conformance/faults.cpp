@@ -30,16 +30,6 @@ struct mixed : policy_defaults {
   static constexpr std::array<int, 3> ratios{1, 1, 4};
 };
 
-/// Host spaces run many cycles in one thread, fewer in real ones.
-template <class S>
-constexpr int times(int serial, [[maybe_unused]] int threads) {
-#if defined(__CUDACC__)
-  return serial;
-#else
-  return std::is_base_of_v<serial_space, S> ? serial : threads;
-#endif
-}
-
 // The scenario's numbers.
 TEST_CASE_TEMPLATE("O19: a request that finishes with three backups outstanding gives everything back once", S,
                    EBB_SPACES) {

@@ -28,19 +28,6 @@ struct captured_packed : captured {
   using keep = most_selected;
 };
 
-template <class S>
-constexpr int times(int serial, [[maybe_unused]] int threads) {
-#if defined(__CUDACC__)
-  return serial;
-#else
-  return std::is_base_of_v<serial_space, S> ? serial : threads;
-#endif
-}
-
-/// In real threads a part of the variants is enough: they take the same paths between bodies.
-template <class S>
-inline constexpr bool all_variants = times<S>(1, 0) == 1;
-
 // Batches of 8, 16 and 32 of 40 requests, some whole and some not. The host moves 16 MiB of unrelated memory instead of 2 GiB; on a GPU
 // the pieces are of 32 MiB.
 TEST_CASE_TEMPLATE("O25: captured steps allocate nothing and are exact, whatever is allocated between", S, EBB_SPACES) {

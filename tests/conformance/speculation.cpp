@@ -18,18 +18,6 @@ using namespace ebb::testing;
 
 using host_only = tier_list<hot_rows<lru>, staging_rows, host_pages>;
 
-template <class S>
-constexpr int times([[maybe_unused]] int serial, [[maybe_unused]] int threads, [[maybe_unused]] int device) {
-#if defined(__CUDACC__)
-  return device;
-#else
-  return std::is_base_of_v<serial_space, S> ? serial : threads;
-#endif
-}
-/// In real threads a part of the variants is enough: they take the same paths between bodies.
-template <class S>
-inline constexpr bool all_variants = times<S>(1, 0, 1) == 1;
-
 /// Two tables: groups 0 and 2 share the sources 0 and 1, group 1 has source 2, of ratio 2.
 struct ragged : policy_defaults {
   static constexpr row_segments row{20, 4};
@@ -1250,7 +1238,6 @@ void run_on_device(Engine& e, std::vector<session*> const& who, std::vector<int>
 // Two requests reach tokens_max; a step may name one that has no room left, as long as the host cannot know.
 TEST_CASE_TEMPLATE("O30: acceptance that only the device knows moves lengths, write addresses and bounds", S,
                    EBB_SPACES) {
-  int full = 0;  // seeds where both came to their end
   for (int seed = 0; seed < times<S>(60, 12, 40); ++seed) {
     CAPTURE(seed);
     using E = engine<ragged, S>;
@@ -1266,7 +1253,8 @@ TEST_CASE_TEMPLATE("O30: acceptance that only the device knows moves lengths, wr
     std::vector<session> all{e.start(58, 50), e.start(400, 300), e.start(85, 78), e.start(400, 150)};
     random_rows select{static_cast<std::uint32_t>(seed)};
     int unknown = 0;
-    for (int i = 0; i < 16; ++i) {
+    auto const ended = [&] { return all[0].tokens == all[0].tokens_max && all[2].tokens == all[2].tokens_max; };
+    for (int i = 0; i < 16 || (!ended() && i < 100); ++i) {
       std::vector<session*> who;
       for (session& s : all) {
         CHECK(e.kv.tokens(s.id) <= s.tokens);
@@ -1306,14 +1294,14 @@ TEST_CASE_TEMPLATE("O30: acceptance that only the device knows moves lengths, wr
       e.end(e.begin({}), {});
     }
     for (session& s : all) CHECK(e.kv.tokens(s.id) == s.tokens);
-    full += all[0].tokens == all[0].tokens_max && all[2].tokens == all[2].tokens_max;
+    CHECK(all[0].tokens == all[0].tokens_max);
+    CHECK(all[2].tokens == all[2].tokens_max);
     e.run_step({&all[1], &all[3]}, 3, 1, select);
     e.settle();
     if (seed % 3 > 0) CHECK(unknown > 0);
     CHECK(e.kv.counts().lost == 0);
     CHECK(out_of_balance(e.kv) == "");
   }
-  CHECK(2 * full > times<S>(60, 12, 40));
 }
 
 TEST_CASE_TEMPLATE("O30: the next step is issued before the last one's acceptance is known", S, EBB_SPACES) {
